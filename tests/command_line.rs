@@ -406,3 +406,56 @@ fn many_running_pods_are_removed_at_once() {
     assert_eq!(lines, ids);
     assert!(g.list().is_empty());
 }
+
+#[test]
+fn separators_in_arguments_are_explained() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    for (words, want) in [
+        (&["sh", "-c", "echo hi", "--", "b"][..], format!("--rm {image} -- sh -c 'echo hi' …")),
+        (&["echo", "a", "--", "x"], format!("--rm {image} -- echo a -- …")),
+        (&["/bin/app", "args", "--", "x"], format!("--rm {image} -- /bin/app args -- …")),
+    ] {
+        let out = g.run(&[&["run", "--rm", &image], words].concat()).exits(FAILED);
+        let taken = format!("'{}' was taken for another image", words[0]);
+        let out = out.stderr_contains(&[&taken, &want]);
+        assert_eq!(out.stderr.lines().count(), 1, "nothing is fetched: {out}");
+    }
+    let out = g.run(&line(&[&image, "--", "args", "a", "--", "x"])).ok();
+    assert_eq!(out.text(), "[\"a\",\"--\",\"x\"]");
+    assert!(g.list().is_empty());
+}
+
+#[test]
+fn names_of_variables_are_checked() {
+    let g = Gantry::new();
+    for (text, why) in [
+        ("A=1\nC = 3\n", "line 2: the name of a variable, 'C ', contains white space"),
+        ("export D=4\n", "line 1: the name of a variable, 'export D', contains white space"),
+    ] {
+        let file = g.scratch().join("variables");
+        std::fs::write(&file, text).unwrap();
+        let flag = format!("--env-file={}", file.display());
+        let _ = g.app(&[&flag], &["true"]).exits(FAILED).stderr_contains(&["variables", why]);
+    }
+    for flag in ["--env=A B=1", "--env=\"A\"=1"] {
+        let _ = g.app(&[flag], &["true"]).exits(FAILED).stderr_contains(&["--env", "the name of a variable"]);
+    }
+    assert!(g.list().is_empty());
+}
+
+#[test]
+fn flags_of_docker_get_a_hint() {
+    let g = Gantry::new();
+    for (line, says) in [
+        (&["kill", "-9", "x"][..], "write --signal=9"),
+        (&["kill", "-HUP", "x"], "write --signal=HUP"),
+        (&["rm", "-fv", "x"], "leave it out"),
+        (&["inspect", "-f", "{{.State}}", "x"], "jq"),
+        (&["update", "--pod-memory", "32m", "x"], "write --pod --memory=32m"),
+        (&["run", "--network", "container:x", "x"], "apps of one pod"),
+        (&["run", "-p", "-1:80", "x"], "'-1' is not a port: 1 to 65535"),
+    ] {
+        let _ = g.run(line).exits(FAILED).stderr_contains(&[says]);
+    }
+}

@@ -526,3 +526,45 @@ fn added_apps_share_the_network_of_their_pod() {
     g.run(&["app", "rm", "--force", &format!("{pod}/server")]).succeeded();
     assert_eq!(g.ip4(&pod), address);
 }
+
+#[test]
+fn commands_act_on_all_apps_or_none() {
+    let g = Gantry::new();
+    let pod = sandbox(&g, &["--pod-name=sb"]);
+    let good = start(&g, &pod, "good", &["sleep", "forever"]);
+    let hint = "an app is written after its pod: sb/typo";
+    for command in [
+        &["app", "rm", "-f"][..],
+        &["app", "stop"],
+        &["app", "start"],
+        &["restart"],
+        &["pause"],
+        &["kill"],
+        &["update", "--memory=64m"],
+    ] {
+        let out = g.run(&[command, &["sb", "typo"]].concat()).exits(1);
+        let out = out.stderr_contains(&["no pod 'typo'", hint, "nothing was changed"]);
+        assert_eq!(out.stdout, "", "{command:?}");
+        let _ = g.run(&[command, &["sb/good", "sb/typo"]].concat()).exits(1).stderr_contains(&["typo", "good"]);
+        let app = state(&g, &good);
+        assert!(app["state"] == "running" && app["attempt"] == 0 && app["paused"] != true, "{command:?}: {app}");
+    }
+    // Named twice, by its pod and by its own name: it is removed once.
+    let other = start(&g, &pod, "other", &["sleep", "forever"]);
+    let _ = g.run(&["app", "rm", "-f", "sb/other", &other]).ok();
+    assert_eq!(g.run(&["app", "rm", "-f", "sb"]).ok().text(), good);
+}
+
+#[test]
+fn all_pods_are_paused_and_restarted() {
+    let g = Gantry::new();
+    let pods = ["a", "b"].map(|name| g.detached(&[&format!("--name={name}")], &["sleep", "forever"]));
+    let empty = sandbox(&g, &[]);
+    let paused = g.run(&["pause", "--all"]).ok().stdout;
+    assert!(pods.iter().chain([&empty]).all(|pod| paused.contains(pod.as_str())), "{paused}");
+    assert_eq!(g.run(&["pause", "--all"]).ok().stdout, "");
+    let _ = g.run(&["unpause", "--all"]).ok();
+    assert!(pods.iter().all(|pod| g.status(pod)["paused"] != true));
+    let restarted = g.run(&["restart", "--all", "--force"]).ok().stdout;
+    assert_eq!(restarted.lines().count(), 2, "a sandbox without apps has nothing to restart: {restarted}");
+}

@@ -18,7 +18,7 @@ use crate::exit::{CommandKind, ExitStatus};
 use crate::failure::{CliError, Failure};
 use crate::globals::first_argument;
 use crate::grammar::{self, Caller, Parsed, Verb};
-use crate::{command_words, image_lookup, suggest};
+use crate::{command_words, foreign_flags, image_lookup, suggest};
 
 /// Runs the command line (without the program's name), prints a failure, and returns the exit code.
 pub(crate) fn run(arguments: impl Iterator<Item = OsString>) -> ExitStatus {
@@ -219,7 +219,10 @@ fn other(description: clap::Command, words: Vec<String>, at: Option<usize>, debu
     let cli = match parsed {
         Ok(cli) => cli,
         Err(error) if error.kind() == ErrorKind::UnknownArgument => {
-            return shown_by_clap(with_nearest_flag(error, &words, at));
+            return match foreign_flag(&error, &words, at) {
+                Some(failure) => failed(&failure, CommandKind::Action, debug),
+                None => shown_by_clap(with_nearest_flag(error, &words, at)),
+            };
         }
         Err(error) if error.kind() == ErrorKind::MissingSubcommand => {
             crate::failure::print_stderr(&crate::cli::names().render_help().to_string());
@@ -230,6 +233,14 @@ fn other(description: clap::Command, words: Vec<String>, at: Option<usize>, debu
     let context = Context::new(cli.globals, name);
     let outcome = context.globals.start_logging().and_then(|()| cli.command.run(&context));
     outcome.unwrap_or_else(|failure| failed(&failure, cli.command.kind(), debug))
+}
+
+/// The failure of a flag that another tool has, with gantry's form of it.
+fn foreign_flag(error: &clap::Error, words: &[String], at: Option<usize>) -> Option<Failure> {
+    let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg) else { return None };
+    let command = &words[at?..];
+    let hint = foreign_flags::hint(command, flag)?;
+    Some(Failure::usage(format!("'gantry {}' has no flag {}: {hint}", command[0], gantry_model::id::shown(flag))))
 }
 
 /// Names the flag of the command that is nearest to the unknown one, as the parser of `run` does. clap finds some only.

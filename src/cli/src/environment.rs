@@ -2,11 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use gantry_host::file::read_text;
+use gantry_host::file::{read_text, strip_byte_order_mark};
 use gantry_model::PodSpec;
 
 use crate::failure::{CliError, Failure};
-use crate::grammar::{PodOptions, merged_environment};
+use crate::grammar::{PodOptions, check_variable_name, merged_environment, message};
 
 /// The maximum size of a file of variables: half of what execve(2) accepts by default.
 const MAX_FILE_SIZE: u64 = 1 << 20;
@@ -68,8 +68,7 @@ fn read_file(path: &Path) -> Result<Vec<(String, String)>, Failure> {
 /// lines and lines that begin with `#` or `;` are skipped, as in rkt; so is a byte order mark.
 fn parse_lines(text: &str, of_caller: impl Fn(&str) -> Option<String>) -> Result<Vec<(String, String)>, String> {
     let mut variables = Vec::new();
-    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-    for (number, line) in text.lines().enumerate().map(|(i, line)| (i + 1, line.trim())) {
+    for (number, line) in strip_byte_order_mark(text).lines().enumerate().map(|(i, line)| (i + 1, line.trim())) {
         if line.is_empty() || line.starts_with(['#', ';']) {
             continue;
         }
@@ -80,7 +79,7 @@ fn parse_lines(text: &str, of_caller: impl Fn(&str) -> Option<String>) -> Result
             }
             None => (line, of_caller(line)),
         };
-        gantry_model::spec::environment_name(name).map_err(|error| format!("line {number}: {error}"))?;
+        check_variable_name(name).map_err(|error| format!("line {number}: {}", message(error)))?;
         variables.extend(value.map(|value| (name.to_owned(), value)));
     }
     Ok(variables)
@@ -97,9 +96,15 @@ mod tests {
         let of_caller = |name: &str| (name == "TERM").then(|| "vt100".to_owned());
         let want = vec![pair("A", "1"), pair("B", "x=y"), pair("A", "2"), pair("TERM", "vt100")];
         assert_eq!(parse_lines(text, of_caller), Ok(want));
-        for (bad, want) in
-            [("A=1\n=", "line 2"), ("=x", "line 1"), ("A\u{1b}=x", "line 1"), ("export A", "line 1 is neither")]
-        {
+        for (bad, want) in [
+            ("A=1\n=", "line 2"),
+            ("=x", "line 1"),
+            ("A\u{1b}=x", "line 1"),
+            ("export A", "line 1 is neither"),
+            ("A=1\nC = 3", "line 2: the name of a variable, 'C ', contains white space"),
+            ("export D=4", "line 1: the name of a variable, 'export D', contains white space"),
+            ("\"A\"=1", "contains a quote"),
+        ] {
             assert!(parse_lines(bad, of_caller).unwrap_err().contains(want), "{bad:?}");
         }
     }

@@ -24,6 +24,7 @@
 //! The keys of `[Pod]` and `[App NAME]` are the flags of `gantry run`, as `ReadOnly=` or `read-only=`. `[Unit]` and
 //! `[Service]` are copied. An unknown section or key is an error with the file, the line and the nearest key.
 
+use gantry_host::file::strip_byte_order_mark;
 use gantry_model::{AppName, PodName};
 
 use crate::grammar::{self, Caller, Flag, ImageLookup, Parsed, Verb};
@@ -83,67 +84,91 @@ struct AppSection {
 /// # Errors
 /// The first [`PodFileError`].
 pub(crate) fn parse(text: &str, name: &str) -> Result<PodFile, PodFileError> {
-    let mut file = PodFile::default();
-    let (mut pod_flags, mut apps) = (Vec::new(), Vec::<AppSection>::new());
+    let mut draft = Draft::default();
     let mut section = None;
-    for (line, text) in logical_lines(text.strip_prefix('\u{feff}').unwrap_or(text)) {
-        let fail = |why: String| PodFileError { line, why };
+    for (line, text) in logical_lines(strip_byte_order_mark(text)) {
+        draft.add_line(line, &text, &mut section).map_err(|why| PodFileError { line, why })?;
+    }
+    draft.finish(name)
+}
+
+/// The parts of a pod file that were read so far.
+#[derive(Default)]
+struct Draft {
+    file: PodFile,
+    pod_flags: Vec<String>,
+    apps: Vec<AppSection>,
+}
+
+impl Draft {
+    /// Adds a header, which becomes the section, or a key of the section.
+    fn add_line(&mut self, line: usize, text: &str, section: &mut Option<Section>) -> Result<(), String> {
         if let Some(header) = text.strip_prefix('[') {
-            let header = header.strip_suffix(']').ok_or_else(|| fail("a section begins with [NAME]".to_owned()))?;
-            section = Some(parse_header(header, line, &mut apps).map_err(fail)?);
-            continue;
+            let header = header.strip_suffix(']').ok_or("a section begins with [NAME]")?;
+            *section = Some(parse_header(header, line, &mut self.apps)?);
+            return Ok(());
         }
-        let (key, value) = text.split_once('=').ok_or_else(|| fail("this is not KEY=VALUE".to_owned()))?;
-        let (key, value) = (key.trim(), value.trim());
-        match &section {
-            None => return Err(fail("a key must be in a section: [Pod], [App NAME], [Unit], [Service]".to_owned())),
-            Some(Section::Unit) => file.unit.push(format!("{key}={value}")),
-            Some(Section::Service) if RESERVED_SERVICE_KEYS.contains(&key) => {
-                return Err(fail(format!("{key}= is that of the pod and cannot be changed")));
+        let (key, value) = text.split_once('=').ok_or("this is not KEY=VALUE")?;
+        let section = section.as_ref().ok_or("a key must be in a section: [Pod], [App NAME], [Unit], [Service]")?;
+        self.add_key(section, key.trim(), value.trim())
+    }
+
+    fn add_key(&mut self, section: &Section, key: &str, value: &str) -> Result<(), String> {
+        match section {
+            Section::Unit => self.file.unit.push(format!("{key}={value}")),
+            Section::Service if RESERVED_SERVICE_KEYS.contains(&key) => {
+                return Err(format!("{key}= is that of the pod and cannot be changed"));
             }
-            Some(Section::Service) => file.service.push(format!("{key}={value}")),
-            Some(Section::Install) => file.wanted_by.extend(install_links(key, value).map_err(fail)?),
-            Some(Section::Pod) => {
-                let flag = find_flag(key, true).map_err(fail)?;
-                pod_flags.push(flag_word(flag, value).map_err(fail)?);
-            }
-            Some(Section::App(number)) => {
-                let Some(app) = apps.get_mut(*number) else { continue };
-                match key.to_ascii_lowercase().as_str() {
-                    "image" if app.image.is_some() => return Err(fail("an app has one Image=".to_owned())),
-                    "image" => app.image = Some(value.to_owned()),
-                    "args" => app.args.extend(split_words(value).map_err(fail)?),
-                    _ => {
-                        let flag = find_flag(key, false).map_err(fail)?;
-                        app.flags.push(flag_word(flag, value).map_err(fail)?);
-                    }
+            Section::Service => self.file.service.push(format!("{key}={value}")),
+            Section::Install => self.file.wanted_by.extend(install_links(key, value)?),
+            Section::Pod => self.pod_flags.extend(flag_words(find_flag(key, true)?, value)?),
+            Section::App(number) => {
+                if let Some(app) = self.apps.get_mut(*number) {
+                    app.add_key(key, value)?;
                 }
             }
         }
+        Ok(())
     }
-    let whole = |why: &str| PodFileError { line: 1, why: why.to_owned() };
-    // The service and the file with the pod's id are named after it, also if the pod has another name.
-    let name: PodName = name.parse().map_err(|_| whole("the name of the file cannot be the name of a pod"))?;
-    if apps.is_empty() {
-        return Err(whole("a pod needs an app: [App NAME] with Image="));
+
+    /// Makes the words of `gantry run`, and checks them.
+    fn finish(self, name: &str) -> Result<PodFile, PodFileError> {
+        let Self { mut file, pod_flags, apps } = self;
+        let whole = |why: &str| PodFileError { line: 1, why: why.to_owned() };
+        // The service and the file with the pod's id are named after it, also if the pod has another name.
+        let name: PodName = name.parse().map_err(|_| whole("the name of the file cannot be the name of a pod"))?;
+        if apps.is_empty() {
+            return Err(whole("a pod needs an app: [App NAME] with Image="));
+        }
+        let is_named = pod_flags.iter().any(|word| word.starts_with("--pod-name="));
+        file.words.extend((!is_named).then(|| format!("--pod-name={name}")));
+        file.words.extend(pod_flags);
+        for (number, app) in apps.into_iter().enumerate() {
+            let AppSection { line, name, image, flags, args } = app;
+            let missing = || PodFileError { line, why: format!("app '{name}' needs Image=") };
+            file.words.extend((number > 0).then(|| "---".to_owned()));
+            file.words.push(image.ok_or_else(missing)?);
+            file.words.push(format!("--name={name}"));
+            file.words.extend(flags);
+            // Always, so that the next image is not taken for a command.
+            file.words.push("--".to_owned());
+            file.words.extend(args);
+        }
+        (file.notifies, file.stop_timeout_ms) = check(&file.words).map_err(|why| whole(&why))?;
+        Ok(file)
     }
-    if !pod_flags.iter().any(|word: &String| word.starts_with("--pod-name=")) {
-        pod_flags.insert(0, format!("--pod-name={name}"));
+}
+
+impl AppSection {
+    fn add_key(&mut self, key: &str, value: &str) -> Result<(), String> {
+        match key.to_ascii_lowercase().as_str() {
+            "image" if self.image.is_some() => return Err("an app has one Image=".to_owned()),
+            "image" => self.image = Some(value.to_owned()),
+            "args" => self.args.extend(split_words(value, Quoting::Shell)?),
+            _ => self.flags.extend(flag_words(find_flag(key, false)?, value)?),
+        }
+        Ok(())
     }
-    file.words = pod_flags;
-    for (number, app) in apps.iter().enumerate() {
-        let image = app.image.as_ref();
-        let missing = || PodFileError { line: app.line, why: format!("app '{}' needs Image=", app.name) };
-        file.words.extend((number > 0).then(|| "---".to_owned()));
-        file.words.push(image.ok_or_else(missing)?.clone());
-        file.words.push(format!("--name={}", app.name));
-        file.words.extend(app.flags.iter().cloned());
-        // Always, so that the next image is not taken for a command.
-        file.words.push("--".to_owned());
-        file.words.extend(app.args.iter().cloned());
-    }
-    (file.notifies, file.stop_timeout_ms) = check(&file.words).map_err(|why| whole(&why))?;
-    Ok(file)
 }
 
 /// The lines without comments, those that end with a backslash joined with the next one; with their numbers.
@@ -221,6 +246,27 @@ fn find_flag(key: &str, of_pod: bool) -> Result<&'static Flag, String> {
     Err(format!("{section} has no key {}={hint}", gantry_model::id::shown(key)))
 }
 
+/// The words of the command line, after the value was checked.
+fn flag_words(flag: &Flag, value: &str) -> Result<Vec<String>, String> {
+    match flag.long() {
+        "environment" | "set-env" => assignments(value)?.iter().map(|variable| flag_word(flag, variable)).collect(),
+        _ => Ok(vec![flag_word(flag, value)?]),
+    }
+}
+
+/// The variables of a line as `Environment=` of systemd.exec(5) has them: several on a line, quoted and escaped as in
+/// systemd.syntax(7). A name alone on its line takes the value that the service has.
+fn assignments(value: &str) -> Result<Vec<String>, String> {
+    let words = split_words(value, Quoting::Systemd)?;
+    match words.iter().find(|word| !word.contains('=')) {
+        Some(word) if words.len() > 1 => Err(format!(
+            "'{}' is not NAME=VALUE: a value with spaces needs quotes, as in \"A=b c\"",
+            gantry_model::id::shown(word)
+        )),
+        _ => Ok(words),
+    }
+}
+
 /// The word of the command line, after the value was checked.
 fn flag_word(flag: &Flag, value: &str) -> Result<String, String> {
     let value = match (flag.is_switch(), value) {
@@ -277,16 +323,23 @@ fn install_links(key: &str, value: &str) -> Result<Vec<String>, String> {
     value.split_whitespace().map(link).collect()
 }
 
-/// Splits words at spaces; quotes keep a word together, and a backslash takes the next character as it is.
-fn split_words(text: &str) -> Result<Vec<String>, String> {
+/// How a backslash is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Quoting {
+    /// It takes the next character as it is, except in single quotes.
+    Shell,
+    /// It begins an escape of systemd.syntax(7), also in quotes.
+    Systemd,
+}
+
+/// Splits words at spaces; quotes keep a word together.
+fn split_words(text: &str, quoting: Quoting) -> Result<Vec<String>, String> {
     let (mut words, mut word, mut quote) = (Vec::new(), None::<String>, None);
     let mut chars = text.chars();
     while let Some(c) = chars.next() {
         match (quote, c) {
-            (Some('\''), '\\') => word.get_or_insert_default().push(c),
-            (_, '\\') => {
-                word.get_or_insert_default().push(chars.next().ok_or("the text ends with a backslash")?);
-            }
+            (Some('\''), '\\') if quoting == Quoting::Shell => word.get_or_insert_default().push(c),
+            (_, '\\') => word.get_or_insert_default().push(escaped(&mut chars, quoting)?),
             (Some(open), c) if open == c => quote = None,
             (None, '"' | '\'') => {
                 quote = Some(c);
@@ -305,6 +358,38 @@ fn split_words(text: &str) -> Result<Vec<String>, String> {
     }
 }
 
+/// The character that the text after a backslash stands for.
+fn escaped(chars: &mut std::str::Chars<'_>, quoting: Quoting) -> Result<char, String> {
+    let c = chars.next().ok_or("the text ends with a backslash")?;
+    let mut number = |digits: &str, radix: u32, count: usize| {
+        let rest = chars.as_str();
+        let digits = digits.to_owned() + &rest.chars().take(count).collect::<String>();
+        // FromStr accepts a plus sign.
+        let code = u32::from_str_radix(&digits, radix).ok().filter(|code| *code > 0 && !digits.starts_with('+'));
+        *chars = rest.get(count..).unwrap_or_default().chars();
+        code.and_then(char::from_u32)
+    };
+    let plain = match c {
+        c if quoting == Quoting::Shell => Some(c),
+        'a' => Some('\u{7}'),
+        'b' => Some('\u{8}'),
+        'f' => Some('\u{c}'),
+        'n' => Some('\n'),
+        'r' => Some('\r'),
+        't' => Some('\t'),
+        'v' => Some('\u{b}'),
+        's' => Some(' '),
+        '\\' | '"' | '\'' => Some(c),
+        // A byte above 0x7f would be a part of a character.
+        'x' => number("", 16, 2).filter(char::is_ascii),
+        '0'..='3' => number(&c.to_string(), 8, 2).filter(char::is_ascii),
+        'u' => number("", 16, 4),
+        'U' => number("", 16, 8),
+        _ => None,
+    };
+    plain.ok_or_else(|| format!("'\\{}' is not an escape of systemd", gantry_model::id::shown(&c.to_string())))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -312,12 +397,12 @@ mod tests {
     #[test]
     fn keys_become_flags() {
         let text = "\u{feff}# A comment\n[Unit]\nAfter=db.service\n[Pod]\nNetwork=none\n\n[App web]\nImage=docker://x/web:1\n\
-                    Memory=64Mi\nReadOnly=yes\nEnv=A=b c\nArgs=serve \\\n  \"a b\" 'c\\d' e\\ f\n\
+                    Memory=64Mi\nReadOnly=yes\nEnv=\"A=b c\" B=d\nArgs=serve \\\n  \"a b\" 'c\\d' e\\ f\n\
                     [App job]\nImage=docker://x/job:1\nsdnotify=none\n\
                     [Service]\nRestart=always\n[Install]\nWantedBy=multi-user.target default.target\n";
         let file = parse(text, "shop").unwrap();
         let want = "--pod-name=shop --network=none docker://x/web:1 --name=web --memory=64Mi --readonly-rootfs=true \
-                    --environment=A=b c -- serve a b c\\d e f --- docker://x/job:1 --name=job --sdnotify=none --";
+                    --environment=A=b c --environment=B=d -- serve a b c\\d e f --- docker://x/job:1 --name=job --sdnotify=none --";
         assert_eq!(file.words.join(" "), want);
         assert!(file.words.contains(&"a b".to_owned()) && file.words.contains(&"e f".to_owned()), "{:?}", file.words);
         assert_eq!(file.unit, ["After=db.service"]);
@@ -336,6 +421,33 @@ mod tests {
     }
 
     #[test]
+    fn variables_are_quoted_as_in_units() {
+        for (line, want) in [
+            ("A=1", &["A=1"][..]),
+            ("\"A=x y\"", &["A=x y"]),
+            ("A=1 'B=it is' \"C=x\"", &["A=1", "B=it is", "C=x"]),
+            ("A=\"x y\"z", &["A=x yz"]),
+            (r#"A=x\sy "B=\"q\"" 'C=\x41\103\n\u00e9'"#, &["A=x y", "B=\"q\"", "C=AC\n\u{e9}"]),
+            ("A= B=", &["A=", "B="]),
+            ("TERM", &["TERM"]),
+            ("A=a=b%n$HOME", &["A=a=b%n$HOME"]),
+        ] {
+            assert_eq!(assignments(line).unwrap(), want, "{line}");
+        }
+        for (line, why) in [
+            ("A=b c", "'c' is not NAME=VALUE: a value with spaces needs quotes"),
+            ("\"A=x", "the closing \" is missing"),
+            (r"A=\q", "is not an escape"),
+            (r"A=\xff", "is not an escape"),
+            (r"A=\x0", "is not an escape"),
+            (r"A=\000", "is not an escape"),
+        ] {
+            let error = assignments(line).unwrap_err();
+            assert!(error.contains(why), "{line}: {error}");
+        }
+    }
+
+    #[test]
     fn mistakes_have_their_line() {
         let app = "[App a]\nImage=docker://x/a:1\n";
         for (text, line, why) in [
@@ -345,6 +457,8 @@ mod tests {
             (&format!("{app}Memroy=1Gi\n"), 3, "did you mean memory=?"),
             (&format!("{app}Memory=much\n"), 3, "--memory"),
             (&format!("{app}Network=none\n"), 3, "[App NAME] has no key"),
+            (&format!("{app}Environment=A=1\nEnvironment=\"B C=1\"\n"), 4, "contains white space"),
+            ("[Pod]\nSetEnv=A=b c\n", 2, "needs quotes"),
             (&format!("{app}Args=\"x\n"), 3, "the closing \" is missing"),
             (&format!("{app}{app}"), 3, "two sections [App a]"),
             ("[App a]\n", 1, "needs Image="),
@@ -362,7 +476,7 @@ mod tests {
         #[test]
         fn parser_never_panics(text: String) {
             let _ = parse(&text, "p");
-            let _ = split_words(&text);
+            let _ = (split_words(&text, Quoting::Shell), split_words(&text, Quoting::Systemd));
         }
     }
 }

@@ -13,6 +13,7 @@ use crate::context::Context;
 use crate::exit::{CommandKind, ExitStatus};
 use crate::failure::{CliError, Failure, io};
 use crate::pod_filter::{self, Condition};
+use crate::targets;
 
 /// The most pods that a command ends at once. Ending one is mostly waiting: for its apps, then for the kernel.
 const MAX_AT_ONCE: usize = 8;
@@ -23,20 +24,19 @@ pub(crate) fn find(engine: &Engine, text: &str) -> Result<PodId, Failure> {
 }
 
 /// As [`find`]; `instead` is the command for an app, if there is one.
-fn find_only_pod(engine: &Engine, text: &str, instead: Option<String>) -> Result<PodId, Failure> {
-    let Some((pod, _)) = text.split_once('/').filter(|(pod, _)| !pod.is_empty()) else {
-        return Ok(engine.find_pod(text)?);
-    };
-    engine.find_pod(pod)?;
-    Err(CliError::AppForPod { text: text.to_owned(), pod: pod.to_owned(), instead }.into())
+fn find_only_pod(engine: &Engine, text: &str, instead: Option<&str>) -> Result<PodId, Failure> {
+    match split_words(text) {
+        (pod, Some(_)) if !pod.is_empty() => {
+            engine.find_pod(pod)?;
+            let instead = instead.map(str::to_owned);
+            Err(CliError::AppForPod { text: text.to_owned(), pod: pod.to_owned(), instead }.into())
+        }
+        _ => Ok(engine.find_pod(text)?),
+    }
 }
 
 /// The pod, and the app, that a word and `--app` name: a pod, `POD/APP`, or the id of an app.
-pub(crate) fn find_target(
-    engine: &Engine,
-    text: &str,
-    app: Option<&AppName>,
-) -> Result<(PodId, Option<AppName>), Failure> {
+fn find_target(engine: &Engine, text: &str, app: Option<&AppName>) -> Result<(PodId, Option<AppName>), Failure> {
     let is_pod = app.is_none() && split(text)?.1.is_none() && engine.find_app_by_id(text)?.is_none();
     match is_pod {
         true => find(engine, text).map(|id| (id, None)),
@@ -140,12 +140,15 @@ pub(crate) struct SelectedApp<'a> {
     pub(crate) first: Option<&'a str>,
 }
 
+/// The pod and the app in `POD/APP`, or the pod alone.
+fn split_words(text: &str) -> (&str, Option<&str>) {
+    text.split_once('/').map_or((text, None), |(pod, app)| (pod, Some(app)))
+}
+
 /// The pod and the app that a word names, if it names one.
 pub(crate) fn split(text: &str) -> Result<(&str, Option<AppName>), Failure> {
-    match text.split_once('/') {
-        Some((pod, app)) => Ok((pod, Some(app.parse()?))),
-        None => Ok((text, None)),
-    }
+    let (pod, app) = split_words(text);
+    Ok((pod, app.map(str::parse).transpose()?))
 }
 
 /// Finds an app by its id, by `POD/APP`, or by a pod and `--app`; without these, the pod's only app.
@@ -234,7 +237,8 @@ impl PodSet {
         for_each(context, engine, &self.pods, &self.reference, act)
     }
 
-    /// As [`Self::for_each`], where a word may name an app, too; `app` is that of `--app`.
+    /// As [`Self::for_each`], where a word may name an app, too; `app` is that of `--app`. All words are resolved
+    /// first, as in [`targets::for_each`].
     pub(crate) fn for_each_target(
         &self,
         context: &Context,
@@ -246,10 +250,8 @@ impl PodSet {
         if self.pods.is_empty() || self.reference.is_given() {
             return self.for_each(context, engine, is_selected, |id| act(id, app));
         }
-        Ok(context.for_each(&self.pods, CommandKind::Query, &mut |word: &String| {
-            let (id, app) = find_target(engine, word, app)?;
-            act(id, app.as_ref())
-        }))
+        let find = |word: &str| find_target(engine, word, app);
+        Ok(targets::for_each(context, engine, &self.pods, find, &mut |(id, app)| act(id, app.as_ref())))
     }
 
     /// As [`Self::for_each`], for several pods at once and in any order: each thread has an engine of its own.
@@ -333,7 +335,8 @@ fn for_each(
     if reference.is_some() && !words.is_empty() {
         return Err(selected_twice());
     }
-    let named = words.iter().map(|word| find_only_pod(engine, word, context.command_for_apps()));
+    let instead = context.command_for_apps();
+    let named = words.iter().map(|word| find_only_pod(engine, word, instead.as_deref()));
     Ok(for_each_id(context, named.chain(reference.map(Ok)), act))
 }
 

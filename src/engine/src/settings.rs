@@ -29,7 +29,7 @@
 //! key = "/etc/gantry/pki/server.key"
 //! [aurae-tls]                      # gantryd: the same for Aurae's API, whose unix sockets then use TLS
 //! [log]
-//! max-size = "10Mi"                # a log file of an app is rotated at this size
+//! max-size = "10MiB"               # a log file of an app is rotated at this size; units as of --memory, powers of 1024
 //! max-files = 5                    # the number of files that are kept, the current one included
 //! [fetch]
 //! connect-timeout = "15s"          # name resolution and connection set-up, each
@@ -56,7 +56,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use gantry_contract::plan::LogLimits;
-use gantry_host::file::read_text;
+use gantry_host::file::{read_text, strip_byte_order_mark};
 use gantry_model::cgroup::CgroupManager;
 use gantry_model::id::shown;
 use gantry_model::image_ref::DefaultRegistry;
@@ -336,7 +336,7 @@ fn read(path: &Path) -> Result<Option<String>, EngineError> {
 
 /// Parses the file, without a byte order mark.
 fn parse(text: &str) -> Result<File, String> {
-    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    let text = strip_byte_order_mark(text);
     toml::from_str(text).map_err(|error| {
         let line = error.span().map_or(1, |span| text[..span.start.min(text.len())].matches('\n').count() + 1);
         format!("is not a configuration of gantry: line {line}: {}", error.message())
@@ -440,11 +440,11 @@ fn apply_cgroups(manager: Option<&str>, parent: Option<&str>, options: &mut Opti
 
 fn apply_log(log: Log, limits: &mut LogLimits) -> Result<(), String> {
     let defaults = LogLimits::default();
-    let max_bytes = log.max_size.map(|size| quantity::bytes(&size).map_err(|e| format!("log.max-size: {e}")));
+    let max_bytes = log.max_size.map(|size| quantity::memory(&size).map_err(|e| format!("log.max-size: {e}")));
     let max_bytes = max_bytes.transpose()?.unwrap_or(defaults.max_bytes);
     let max_files = log.max_files.unwrap_or(defaults.max_files);
     if max_bytes < 4096 || !(1..=1000).contains(&max_files) {
-        return Err("log: max-size must be at least 4Ki, and max-files 1 to 1000".to_owned());
+        return Err("log: max-size must be at least 4KiB, and max-files 1 to 1000".to_owned());
     }
     *limits = LogLimits { max_bytes, max_files };
     Ok(())
@@ -559,7 +559,7 @@ mod tests {
                    cri-stream-listen = '127.0.0.1:7'\n\
                    sample-interval = '1m'\ntime-server = 't'\n\
                    machine-control = true\nreboot-command = ['/r']\n\
-                   machine-tls = { ca = '/c', certificate = '/d', key = '/e' }\n[log]\nmax-size = '1Mi'\nmax-files = 2\n";
+                   machine-tls = { ca = '/c', certificate = '/d', key = '/e' }\n[log]\nmax-size = '1MiB'\nmax-files = 2\n";
         let all = settings(all).unwrap();
         assert_eq!((all.metrics_listen, all.sample_interval), (Some(Vec::new()), Duration::from_secs(60)));
         let Settings {

@@ -276,9 +276,15 @@ impl Limits {
             Some(v) if v < low || v > high => Err(out_of_range(what, v, range)),
             _ => Ok(()),
         };
-        range("--memory", self.memory, 4096, MAX_BYTES, "at least 4096 bytes")?;
-        range("--memory-high", self.memory_high, 4096, MAX_BYTES, "at least 4096 bytes")?;
-        range("--memory-reservation", self.memory_reservation, 4096, MAX_BYTES, "at least 4096 bytes")?;
+        range("--memory", self.memory, 4096, MAX_BYTES, "at least 4096 bytes, and less than 8 EiB")?;
+        range("--memory-high", self.memory_high, 4096, MAX_BYTES, "at least 4096 bytes, and less than 8 EiB")?;
+        range(
+            "--memory-reservation",
+            self.memory_reservation,
+            4096,
+            MAX_BYTES,
+            "at least 4096 bytes, and less than 8 EiB",
+        )?;
         for (what, soft) in [("--memory-high", self.memory_high), ("--memory-reservation", self.memory_reservation)] {
             if let (Some(soft), Some(hard)) = (soft, self.memory)
                 && soft > hard

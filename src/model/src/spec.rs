@@ -346,7 +346,7 @@ impl PodSpec {
             )));
         }
         if let Some(size) = self.shm_size.filter(|size| !(4096..=i64::MAX.unsigned_abs()).contains(size)) {
-            return Err(out_of_range("--shm-size", size, "at least 4096 bytes"));
+            return Err(out_of_range("--shm-size", size, "at least 4096 bytes, and less than 8 EiB"));
         }
         self.validate_namespaces()?;
         self.hostname.as_deref().map_or(Ok(()), check_hostname)

@@ -66,7 +66,7 @@ impl TmpfsMount {
     pub(crate) fn validate(&self) -> Result<(), SpecError> {
         check_path("tmpfs target", &self.target)?;
         if let Some(size) = self.size.filter(|size| !(4096..=i64::MAX.unsigned_abs()).contains(size)) {
-            return Err(out_of_range("tmpfs size", size, "at least 4096 bytes"));
+            return Err(out_of_range("tmpfs size", size, "at least 4096 bytes, and less than 8 EiB"));
         }
         if self.mode > 0o7777 {
             return Err(out_of_range("tmpfs mode", format_args!("{:o}", self.mode), "0 to 7777"));

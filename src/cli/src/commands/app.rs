@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use gantry_engine::{AppRow, Engine, ExecError, PodRow};
+use gantry_engine::{AppRow, Engine, ExecError, PodRow, is_kubelet_sandbox};
 use gantry_model::{AppName, AppState, Phase, PodId, Timestamp};
 
 use super::stop::Grace;
@@ -12,11 +12,12 @@ use crate::commands::RunCommand;
 use crate::context::Context;
 use crate::exit::{CommandKind, ExitStatus};
 use crate::failure::Failure;
-use crate::pods::{self, find_app, split};
+use crate::pods::{self, PodSet, find_app};
 use crate::render::listing::{self, ListOutput, ListedItem, Listing};
 use crate::render::pod::{AppJson, exited_state};
 use crate::render::table::Table;
 use crate::render::{OutputFlag, OutputFormat, escape, json, time};
+use crate::targets;
 
 /// The subcommands of `app`.
 #[derive(Debug, clap::Subcommand)]
@@ -69,7 +70,8 @@ impl RunCommand for App {
 /// The apps of a command.
 #[derive(Debug, clap::Args)]
 pub(crate) struct AppSet {
-    /// Apps as POD/APP; POD alone means the app of --app, or the pod's only app
+    /// Apps, each as POD/APP; POD alone means the app of --app, or the pod's only app. If one does not exist, none is
+    /// changed
     #[arg(value_name = "POD[/APP]", required = true)]
     apps: Vec<String>,
     /// The app, for pods without /APP
@@ -83,18 +85,17 @@ impl AppSet {
         &self.apps
     }
 
-    /// Acts on each app and prints it. Failures are printed, and the other apps still follow.
+    /// Acts on each app and prints it. All apps are resolved first, as in [`targets::for_each`].
     pub(super) fn for_each(
         &self,
         context: &Context,
         engine: &Engine,
         mut act: impl FnMut(PodId, &AppName) -> Result<(), Failure>,
     ) -> Result<ExitStatus, Failure> {
-        Ok(context.for_each(&self.apps, CommandKind::Query, &mut |text| {
-            let (id, app) = find_app(engine, text, self.app.as_ref())?;
+        let find = |word: &str| find_app(engine, word, self.app.as_ref());
+        Ok(targets::for_each(context, engine, &self.apps, find, &mut |(id, app)| {
             act(id, &app)?;
-            json::to_stdout(|out| writeln!(out, "{id}/{app}"))?;
-            Ok(ExitStatus::OK)
+            print_app(id, &app)
         }))
     }
 }
@@ -127,10 +128,13 @@ pub(crate) struct Rm {
 
 /// Arguments of `restart`.
 #[derive(Debug, clap::Args)]
+#[command(
+    mut_arg("pods", |pods| pods.value_name("POD[/APP]").help("Pods, whose started apps are restarted, or apps as POD/APP")),
+    mut_arg("all", |all| all.help("All running pods"))
+)]
 pub(crate) struct Restart {
-    /// Apps as POD/APP; POD alone means the app of --app, or every app that was started
-    #[arg(value_name = "POD[/APP]", required = true)]
-    apps: Vec<String>,
+    #[command(flatten)]
+    pods: PodSet,
     /// The app, for pods without /APP
     #[arg(long, value_name = "NAME")]
     app: Option<AppName>,
@@ -138,44 +142,21 @@ pub(crate) struct Restart {
     grace: Grace,
 }
 
-/// What one argument of `restart` selects.
-enum RestartTarget {
-    /// A pod that does not run, to be started as a whole.
-    WholePod(PodId),
-    /// Apps of a running pod.
-    Apps(PodId, Vec<AppName>),
+/// Whether an app was started before, so that it can be started again.
+fn was_started(app: &&AppRow) -> bool {
+    app.state.attempt().is_some()
 }
 
-impl Restart {
-    fn target(&self, engine: &Engine, text: &str) -> Result<RestartTarget, Failure> {
-        let (pod, named) = split(text)?;
-        if named.is_some() || self.app.is_some() || engine.find_app_by_id(text)?.is_some() {
-            let (id, app) = find_app(engine, text, self.app.as_ref())?;
-            return Ok(RestartTarget::Apps(id, vec![app]));
-        }
-        let mut row = engine.status(pods::find(engine, pod)?)?.row;
-        // Restarting an app resumes it. In a paused pod, no app would be started again.
-        if row.paused {
-            engine.unpause(row.id, None)?;
-            row = engine.status(row.id)?.row;
-        }
-        // For a pod that is being started, the start is waited for.
-        if matches!(row.phase, Phase::Exited { .. } | Phase::Starting { .. }) {
-            return Ok(RestartTarget::WholePod(row.id));
-        }
-        let started = row.apps.into_iter().filter(|app| app.state.attempt().is_some());
-        let apps: Vec<_> = started.map(|app| app.name).collect();
-        match apps.is_empty() {
-            true => Err(Failure::usage(format!("no app of pod {} was started yet", row.id))),
-            false => Ok(RestartTarget::Apps(row.id, apps)),
-        }
-    }
+/// Selects the pods of `--all` and `--filter`. Sandboxes of a kubelet are not among them: it restarts their apps.
+fn is_restartable(row: &PodRow) -> bool {
+    matches!(row.phase, Phase::Running { .. })
+        && !is_kubelet_sandbox(row)
+        && row.apps.iter().any(|app| was_started(&app))
+}
 
-    fn restart_app(&self, engine: &Engine, id: PodId, app: &AppName) -> Result<ExitStatus, Failure> {
-        engine.restart_app(id, app, self.grace.resolve(engine, id, Some(app)))?;
-        json::to_stdout(|out| writeln!(out, "{id}/{app}"))?;
-        Ok(ExitStatus::OK)
-    }
+fn print_app(id: PodId, app: &AppName) -> Result<ExitStatus, Failure> {
+    json::to_stdout(|out| writeln!(out, "{id}/{app}"))?;
+    Ok(ExitStatus::OK)
 }
 
 /// Starts an exited pod again, as a whole, and prints its apps.
@@ -193,14 +174,32 @@ impl RunCommand for Restart {
 
     fn run(&self, context: &Context) -> Result<ExitStatus, Failure> {
         let engine = context.open("restart")?;
-        let restart = &mut |text: &String| match self.target(&engine, text)? {
-            RestartTarget::WholePod(id) => restart_pod(&engine, id),
-            RestartTarget::Apps(id, apps) => {
-                let restart = &mut |app: &AppName| self.restart_app(&engine, id, app);
-                Ok(context.for_each(&apps, CommandKind::Query, restart))
+        self.pods.for_each_target(context, &engine, is_restartable, self.app.as_ref(), |id, app| match app {
+            Some(app) => {
+                engine.restart_app(id, app, self.grace.resolve(&engine, id, Some(app)))?;
+                print_app(id, app)
             }
-        };
-        Ok(context.for_each(&self.apps, CommandKind::Query, restart))
+            None => self.restart_whole(context, &engine, id),
+        })
+    }
+}
+
+impl Restart {
+    /// Restarts the apps of a running pod that were started; starts a pod that does not run.
+    fn restart_whole(&self, context: &Context, engine: &Engine, id: PodId) -> Result<ExitStatus, Failure> {
+        let row = engine.status(id)?.row;
+        // For a pod that is being started, the start is waited for.
+        if matches!(row.phase, Phase::Exited { .. } | Phase::Starting { .. }) {
+            return restart_pod(engine, id);
+        }
+        let apps: Vec<_> = row.apps.iter().filter(was_started).map(|app| &app.name).collect();
+        if apps.is_empty() {
+            return Err(Failure::usage(format!("no app of pod {id} was started yet")));
+        }
+        Ok(context.for_each(apps, CommandKind::Query, &mut |app: &AppName| {
+            engine.resume_to_restart(id, app, self.grace.resolve(engine, id, Some(app)))?;
+            print_app(id, app)
+        }))
     }
 }
 

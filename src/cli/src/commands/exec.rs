@@ -13,7 +13,7 @@ use crate::context::Context;
 use crate::environment;
 use crate::exit::ExitStatus;
 use crate::failure::{Failure, io, print_stderr};
-use crate::grammar::merged_environment;
+use crate::grammar::{check_variable_name, merged_environment, message};
 use crate::pods::{OnePod, SelectedApp};
 use crate::relay::{self, Flow, RelayEvent};
 use crate::signals::Signals;
@@ -67,7 +67,7 @@ fn variable(text: &str) -> Result<Variable, String> {
         Some((name, value)) => (name, Some(value.to_owned())),
         None => (text, std::env::var(text).ok()),
     };
-    gantry_model::spec::environment_name(name).map_err(|error| error.to_string())?;
+    check_variable_name(name).map_err(message)?;
     Ok((name.to_owned(), value))
 }
 

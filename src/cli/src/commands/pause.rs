@@ -1,14 +1,14 @@
 //! `gantry pause` and `gantry unpause`.
 
-use gantry_engine::Engine;
-use gantry_model::{AppName, PodId};
+use gantry_engine::{Engine, PodRow};
+use gantry_model::{AppName, Phase, PodId};
 use std::io::Write as _;
 
 use crate::commands::RunCommand;
 use crate::context::Context;
 use crate::exit::{CommandKind, ExitStatus};
 use crate::failure::Failure;
-use crate::pods::find_target;
+use crate::pods::PodSet;
 use crate::render::json;
 
 /// Arguments of `pause`.
@@ -27,10 +27,10 @@ pub(crate) struct Unpause {
 
 /// The pods and apps of a command.
 #[derive(Debug, clap::Args)]
+#[command(mut_arg("pods", |pods| pods.value_name("POD[/APP]").help("Pods, or apps as POD/APP")))]
 struct PauseTargets {
-    /// Pods, or apps as POD/APP
-    #[arg(value_name = "POD[/APP]", required = true)]
-    targets: Vec<String>,
+    #[command(flatten)]
+    pods: PodSet,
     /// The app, for pods without /APP
     #[arg(long, value_name = "NAME")]
     app: Option<AppName>,
@@ -42,7 +42,8 @@ impl RunCommand for Pause {
 
     fn run(&self, context: &Context) -> Result<ExitStatus, Failure> {
         let engine = context.open("pause")?;
-        self.targets.for_each(context, &engine, |id, app| Ok(engine.pause(id, app)?))
+        let is_running = |row: &PodRow| matches!(row.phase, Phase::Running { .. }) && !row.paused;
+        self.targets.for_each(context, &engine, is_running, |id, app| Ok(engine.pause(id, app)?))
     }
 }
 
@@ -52,7 +53,8 @@ impl RunCommand for Unpause {
 
     fn run(&self, context: &Context) -> Result<ExitStatus, Failure> {
         let engine = context.open("unpause")?;
-        self.targets.for_each(context, &engine, |id, app| Ok(engine.unpause(id, app)?))
+        let is_frozen = |row: &PodRow| row.paused || row.apps.iter().any(|app| app.paused);
+        self.targets.for_each(context, &engine, is_frozen, |id, app| Ok(engine.unpause(id, app)?))
     }
 }
 
@@ -61,16 +63,16 @@ impl PauseTargets {
         &self,
         context: &Context,
         engine: &Engine,
+        is_selected: impl Fn(&PodRow) -> bool,
         mut act: impl FnMut(PodId, Option<&AppName>) -> Result<(), Failure>,
     ) -> Result<ExitStatus, Failure> {
-        Ok(context.for_each(&self.targets, CommandKind::Query, &mut |text| {
-            let (id, app) = find_target(engine, text, self.app.as_ref())?;
-            act(id, app.as_ref())?;
-            json::to_stdout(|out| match &app {
+        self.pods.for_each_target(context, engine, is_selected, self.app.as_ref(), |id, app| {
+            act(id, app)?;
+            json::to_stdout(|out| match app {
                 Some(app) => writeln!(out, "{id}/{app}"),
                 None => writeln!(out, "{id}"),
             })?;
             Ok(ExitStatus::OK)
-        }))
+        })
     }
 }

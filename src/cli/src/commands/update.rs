@@ -7,11 +7,12 @@ use std::io::Write as _;
 use crate::commands::RunCommand;
 use crate::commands::app::AppSet;
 use crate::context::Context;
-use crate::exit::{CommandKind, ExitStatus};
+use crate::exit::ExitStatus;
 use crate::failure::{self, Failure};
 use crate::grammar::limit_values as values;
 use crate::pods;
 use crate::render::json;
+use crate::targets;
 
 /// Arguments of `update`.
 #[derive(Debug, clap::Args)]
@@ -141,11 +142,11 @@ impl RunCommand for Update {
         if !self.pod {
             return self.apps.for_each(context, &engine, |id, app| update(id, Some(app)));
         }
-        Ok(context.for_each(self.apps.words(), CommandKind::Query, &mut |pod| {
-            if pod.contains('/') {
-                return Err(Failure::usage("--pod changes the limits of a whole pod: leave out the app"));
-            }
-            let id = pods::find(&engine, pod)?;
+        let find = |pod: &str| match pod.contains('/') {
+            true => Err(Failure::usage("--pod changes the limits of a whole pod: leave out the app")),
+            false => pods::find(&engine, pod),
+        };
+        Ok(targets::for_each(context, &engine, self.apps.words(), find, &mut |id| {
             update(id, None)?;
             json::to_stdout(|out| writeln!(out, "{id}"))?;
             Ok(ExitStatus::OK)

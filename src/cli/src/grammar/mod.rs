@@ -39,6 +39,7 @@ pub(crate) use flags::{APP_FLAGS, POD_FLAGS};
 pub(crate) use flags::{Flag, all as all_flags, describe};
 pub(crate) use parse::{check_values, parse};
 pub(crate) use second_word::ImageLookup;
+pub(crate) use values::{check_variable_name, message};
 /// The values of limits, which `gantry update` has in common with `run`.
 pub(crate) mod limit_values {
     pub(crate) use super::values::{
@@ -243,6 +244,16 @@ pub(crate) enum UsageError {
     Unclear {
         word: String,
         /// The line with `--`.
+        command: String,
+    },
+    /// A word that a later `--` makes a further image, and that is none.
+    #[error(
+        "'{0}' was taken for another image, because '--' comes after it, but there is no such image; the arguments of an \
+         app follow '--': {command}", gantry_model::id::shown(.word)
+    )]
+    NotAnImage {
+        word: String,
+        /// The line with `--` before the word.
         command: String,
     },
     /// An empty entrypoint without a command.

@@ -38,6 +38,11 @@ enum Special {
 impl NetDraft {
     /// `--net`; without a value the default network, as in rkt.
     pub(super) fn net(&mut self, value: &str) -> Result<(), ValueError> {
+        if value.strip_prefix("container:").is_some_and(|pod| !pod.contains('=')) {
+            return Err(ValueError::Unsupported(
+                "apps that share a network are apps of one pod: write gantry run IMAGE --- IMAGE, or gantry app add POD IMAGE",
+            ));
+        }
         let value = if value.is_empty() { gantry_model::net::DEFAULT } else { value };
         let text = match &self.net {
             Some((earlier, _)) => format!("{earlier},{value}"),
@@ -271,7 +276,8 @@ fn is_port_name(text: &str) -> bool {
 
 /// `PORT` or `FIRST-LAST`: the first port and the number of ports.
 fn range(text: &str) -> Result<(u16, u16), ValueError> {
-    let Some((first, last)) = text.split_once('-') else {
+    let is_range = |(first, last): &(&str, &str)| !first.is_empty() && !last.is_empty();
+    let Some((first, last)) = text.split_once('-').filter(is_range) else {
         return Ok((number(text)?, 1));
     };
     let (first, last) = (number(first)?, number(last)?);

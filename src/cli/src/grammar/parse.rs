@@ -153,7 +153,9 @@ impl<'a> Parser<'a> {
         }
         let may_be_command =
             self.reading == Reading::Free && matches!(&self.draft.apps[..], [only] if only.args.is_none());
-        if may_be_command && self.is_command(word, at)? {
+        if !may_be_command {
+            self.check_further_image(word, at)?;
+        } else if self.is_command(word, at)? {
             self.draft.options.hint = Some(self.net_hint(word, at).unwrap_or_else(|| {
                 format!(
                     "'{}' was taken for the command of the app: it is no image in the store",
@@ -181,7 +183,8 @@ impl<'a> Parser<'a> {
             return;
         }
         let is_further = !self.draft.apps.is_empty() && self.draft.options.net_hint.is_none();
-        if is_further && !self.words.iter().any(|word| word == "--") {
+        let may_be_argument = || !matches!(second_word::classify(word, Separator::None), WordKind::Image);
+        if is_further && (may_be_argument() || !self.words.iter().any(|word| word == "--")) {
             self.image_hint = Some(format!(
                 "'{}' was taken for another image; the arguments of an app follow '--': {}",
                 gantry_model::id::shown(word),
@@ -200,19 +203,14 @@ impl<'a> Parser<'a> {
     /// Whether the word after the first image begins that app's command.
     fn is_command(&self, word: &str, at: usize) -> Result<bool, UsageError> {
         let separator = Separator::find(&self.words[at + 1..]);
-        let reference = match second_word::classify(word, separator) {
-            WordKind::Image => return Ok(false),
-            WordKind::Command => return Ok(true),
-            WordKind::Ambiguous(reference) => reference,
-        };
-        let caller = self.draft.caller;
-        match (caller.look_up_image)(&self.draft.globals, &reference) {
+        match self.look_up(word, separator) {
             ImageLookup::Found => Ok(false),
-            ImageLookup::NotFound => Ok(separator == Separator::None),
+            ImageLookup::NotFound if separator == Separator::None => Ok(true),
+            ImageLookup::NotFound => Err(self.not_an_image(word, at)),
             ImageLookup::Fetchable
                 if separator == Separator::None
                     && (has_global_flag(&self.words[at + 1..])
-                        || read(self.verb, self.words, caller, Reading::Images).is_err()) =>
+                        || read(self.verb, self.words, self.draft.caller, Reading::Images).is_err()) =>
             {
                 Ok(true)
             }
@@ -220,6 +218,36 @@ impl<'a> Parser<'a> {
                 word: word.to_owned(),
                 command: second_word::with_separator(self.verb.as_str(), self.words, at),
             }),
+        }
+    }
+
+    /// Whether the word is an image, by its form or in the store.
+    fn look_up(&self, word: &str, separator: Separator) -> ImageLookup {
+        match second_word::classify(word, separator) {
+            WordKind::Image => ImageLookup::Found,
+            WordKind::Command => ImageLookup::NotFound,
+            WordKind::Ambiguous(reference) => (self.draft.caller.look_up_image)(&self.draft.globals, &reference),
+        }
+    }
+
+    /// Fails if a later `--` makes the word a further image, which does not exist.
+    fn check_further_image(&self, word: &str, at: usize) -> Result<(), UsageError> {
+        let separator = Separator::find(&self.words[at + 1..]);
+        let may_be_absent = !self.draft.apps.is_empty() && separator == Separator::Arguments;
+        match may_be_absent && self.look_up(word, separator) == ImageLookup::NotFound {
+            true => Err(self.not_an_image(word, at)),
+            false => Ok(()),
+        }
+    }
+
+    fn not_an_image(&self, word: &str, at: usize) -> UsageError {
+        if let Some(hint) = self.net_hint(word, at) {
+            let error = UsageError::Image(format!("there is no image '{}'", gantry_model::id::shown(word)));
+            return UsageError::SecondImage { error: Box::new(error), hint };
+        }
+        UsageError::NotAnImage {
+            word: word.to_owned(),
+            command: second_word::with_separator(self.verb.as_str(), self.words, at),
         }
     }
 

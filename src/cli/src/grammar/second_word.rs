@@ -15,6 +15,8 @@
 //!    --log-level info`): gantry's own come before the images.
 //!
 //! A plain name that fails only the fourth condition is ambiguous. It is an error that shows how to write each meaning.
+//! A word that is no image fails the first condition if `--` comes anywhere after it: `busybox sh -c … -- x`. It is an
+//! error, before anything is fetched, that shows where `--` belongs.
 
 use gantry_model::ImageRef;
 
@@ -68,14 +70,9 @@ pub(super) fn classify(word: &str, separator: Separator) -> WordKind {
     if separator == Separator::NextImage {
         return WordKind::Image;
     }
-    let reference = match word.parse::<ImageRef>() {
-        Ok(reference) => reference,
-        Err(_) if separator == Separator::None => return WordKind::Command,
-        Err(_) => return WordKind::Image,
-    };
+    let Ok(reference) = word.parse::<ImageRef>() else { return WordKind::Command };
     match &reference {
         ImageRef::Short(name) if name.tag.is_none() && name.digest.is_none() => WordKind::Ambiguous(reference),
-        ImageRef::Path(_) if separator != Separator::None => WordKind::Image,
         ImageRef::Path(_) if word.starts_with("file:") || ARCHIVES.iter().any(|end| word.ends_with(end)) => {
             WordKind::Image
         }
@@ -141,14 +138,13 @@ mod tests {
         for word in ["", "Upper", "a b", "http://x/", "$HOME", "a=b", "[", "_x"] {
             assert_eq!(kind(word), WordKind::Command, "{word}");
         }
-        for separator in ["--", "---"] {
-            let separator = Separator::find(&["x".to_owned(), separator.to_owned()]);
-            for word in ["Upper", "/bin/sh"] {
-                assert_eq!(super::classify(word, separator), WordKind::Image);
-            }
+        for (separator, want) in [("--", Separator::Arguments), ("---", Separator::NextImage)] {
+            assert_eq!(Separator::find(&["x".to_owned(), separator.to_owned()]), want);
         }
-        assert_eq!(super::classify("sh", Separator::NextImage), WordKind::Image);
-        assert!(matches!(super::classify("sh", Separator::Arguments), WordKind::Ambiguous(_)));
+        for word in ["Upper", "/bin/sh", "sh"] {
+            assert_eq!(super::classify(word, Separator::NextImage), WordKind::Image);
+            assert_eq!(super::classify(word, Separator::Arguments), kind(word));
+        }
     }
 
     #[test]

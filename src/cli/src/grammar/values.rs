@@ -127,8 +127,22 @@ pub(super) fn variable(
         Some((name, value)) => (name, Some(value.to_owned())),
         None => (value, lookup(value)),
     };
-    gantry_model::spec::environment_name(name).map_err(|error| ValueError::Invalid(error.to_string()))?;
+    check_variable_name(name)?;
     Ok(value.map(|value| (name.to_owned(), value)))
+}
+
+/// Checks the name of a variable that a user wrote. White space and quotes are mistakes there: quotes that a shell
+/// would have removed, or spaces around `=`. Images and API clients may have such names.
+///
+/// # Errors
+/// [`ValueError::Invalid`]
+pub(crate) fn check_variable_name(name: &str) -> Result<(), ValueError> {
+    let why = match name.chars().find(|c| c.is_whitespace() || matches!(c, '"' | '\'')) {
+        Some(c) if c.is_whitespace() => "contains white space",
+        Some(_) => "contains a quote",
+        None => return Ok(gantry_model::spec::environment_name(name)?),
+    };
+    Err(ValueError::Invalid(format!("the name of a variable, '{}', {why}: write NAME=VALUE", shown(name))))
 }
 
 /// An amount of memory; 0 is no limit.

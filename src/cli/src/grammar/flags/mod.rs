@@ -245,6 +245,8 @@ pub(crate) fn describe(command: clap::Command, verb: Verb) -> clap::Command {
 const RUN_NOTES: &str = "Flags of an app apply to the image before them; flags before the first image apply to every app. '--' begins \
              the arguments of an app, '---' ends them so that another image can follow.\n\n\
              Without '--', a word after the first image is the command of its app, unless the store has an image of this \
-             name, or the word has a registry, tag or digest.\n\n\
+             name, or the word has a registry, tag or digest. With '--' anywhere later on the line, every word before it \
+             is an image or a flag: a command with '--' among its arguments needs another '--' directly after the image \
+             and its flags, as in IMAGE -- sh -c 'echo $1' -- x.\n\n\
              Exit codes: that of the first app that failed, else 0; 125: gantry failed; 126, 127: the command could not be \
              executed, or was not found; 128+n: the app was killed by signal n.";

@@ -51,7 +51,9 @@ fn docker_and_rkt_command_lines_are_parsed() {
         ("web log", &[&["web"], &["log"]]),
         ("web --name=a log --name=b", &[&["web"], &["log"]]),
         ("web -- sh --- log -- -f", &[&["web", "sh"], &["log", "-f"]]),
-        ("web sh -- x", &[&["web"], &["sh", "x"]]),
+        ("web log -- x", &[&["web"], &["log", "x"]]),
+        ("web sh:1 -- x", &[&["web"], &["sh:1", "x"]]),
+        ("web -- a --- log -- b", &[&["web", "a"], &["log", "b"]]),
         ("web -- a --- sh", &[&["web", "a"], &["sh"]]),
         ("web ./layout", &[&["web"], &["./layout"]]),
         ("web sh:1", &[&["web"], &["sh:1"]]),
@@ -100,6 +102,26 @@ fn the_classification_of_a_word_is_reported() {
         panic!("a command")
     };
     assert!(request.options.hint.unwrap().contains("'lgo' was taken for the command"));
+}
+
+#[test]
+fn separators_in_the_arguments_are_explained() {
+    for (line, want) in [
+        ("--rm web sh -c hi -- b", "'sh' was taken for another image"),
+        ("web echo a -- x", "gantry run web -- echo a -- …"),
+        ("web sh -- x", "gantry run web -- sh -- x"),
+        ("web /bin/sh -c hi -- b", "gantry run web -- /bin/sh -c hi …"),
+        ("web FOO=1 -- b", "gantry run web -- FOO=1 -- b"),
+        ("web -- a --- log sh -c hi -- b", "gantry run web -- a --- log -- sh -c hi …"),
+        ("web sh -c hi -- b --- log", "unknown flag -c"),
+        ("web sh -c hi -- b --- log", "gantry run web -- sh -c hi …"),
+        ("web --net host -- x", "write --net=host"),
+    ] {
+        let error = apps(&words(line), &look_up).unwrap_err();
+        assert!(error.contains(want), "{line}: {error}");
+    }
+    let error = apps(&words("web docker://log --nmae=x -- y"), &look_up).unwrap_err();
+    assert!(!error.contains("was taken"), "{error}");
 }
 
 #[test]
