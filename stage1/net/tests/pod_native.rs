@@ -457,6 +457,7 @@ fn an_overlapping_network_keeps_its_rules() {
     lab.attach(&two, &["two"], &[]).unwrap();
     let record = two.path.join("network.json");
     fs::write(&record, fs::read_to_string(&record).unwrap().replace("10.204.0.", "10.203.0.")).unwrap();
+    sh("ip address add 10.203.0.1/24 dev br-two && ip address del 10.204.0.1/24 dev br-two");
     pod::reload(&lab.host).unwrap();
     let before = prefixes();
     assert!(before.contains("\"one\"") && !before.contains("\"two\""), "{before}");

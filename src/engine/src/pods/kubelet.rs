@@ -1,6 +1,5 @@
-//! Sandboxes and containers that a kubelet made through the CRI, as far as starts differ: the end of a sandbox or of a
-//! container is final, and the kubelet makes another one. A start by another program would change the container behind
-//! its back.
+//! Starts of sandboxes and containers that a kubelet made through the CRI. The end of a sandbox or container is final,
+//! and the kubelet makes another one; it would not notice that another program has started the old one again.
 
 use gantry_model::{AppName, AppState, ErrorKind};
 use gantry_store::{AppRow, PodRow};

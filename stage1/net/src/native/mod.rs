@@ -8,9 +8,8 @@
 //! period. But another process can hold the RTNL lock while it waits for one, for example to delete an interface.
 //!
 //! A `kill -9` may leave: leases, which belong to their owner and which [`del`] releases; a bridge, which the next pod
-//! uses, or completes if it is not up yet; and a veth pair, which the kernel deletes with the pod's namespace, or the
-//! pod's next start. Sysctls
-//! are not reset: another pod may need them.
+//! uses, or completes if it is not up yet; and a veth pair, which the kernel deletes with the pod's namespace, or
+//! gantry before the next start of the pod. Sysctls are not reset: another pod may need them.
 //!
 //! Intended differences from the plugins:
 //!
