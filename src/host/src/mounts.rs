@@ -22,10 +22,10 @@ const MAX_MOUNTINFO: u64 = 64 << 20;
 /// # Errors
 /// The file cannot be opened, or is on such a mount already, or the kernel refuses.
 pub fn clone_read_only(path: &Path) -> io::Result<OwnedFd> {
-    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
-    let mount = open_tree(CWD, path, flags)?;
-    restrict(mount.as_fd(), Restrictions { read_only: ReadOnlyMounts::Top, ..Restrictions::default() })?;
-    Ok(mount)
+    clone_restricted(
+        CloneSource::Path(path),
+        Restrictions { read_only: ReadOnlyMounts::All, ..Restrictions::default() },
+    )
 }
 
 /// Which mounts of a copy are made read-only.
@@ -88,10 +88,7 @@ pub enum CloneSource<'s> {
 }
 
 /// Restricts a mount that is attached nowhere.
-///
-/// # Errors
-/// The error of mount_setattr(2).
-pub fn restrict(mount: BorrowedFd<'_>, restrictions: Restrictions) -> io::Result<()> {
+fn restrict(mount: BorrowedFd<'_>, restrictions: Restrictions) -> io::Result<()> {
     let Restrictions { read_only, recursive, allows_devices, propagation } = restrictions;
     let quiet = if allows_devices { MountAttrFlags::empty() } else { QUIET };
     let all = if read_only == ReadOnlyMounts::All { quiet | MountAttrFlags::MOUNT_ATTR_RDONLY } else { quiet };

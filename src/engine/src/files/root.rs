@@ -345,7 +345,7 @@ impl StoredVolume {
     /// volume later, and the first file in a volume keeps it from being filled.
     fn protect(&self, root: &OwnedFd) -> Result<(), std::io::Error> {
         let target = make_directories(root, &self.target)?;
-        let restrictions = Restrictions { read_only: ReadOnlyMounts::Top, ..Restrictions::default() };
+        let restrictions = Restrictions { read_only: ReadOnlyMounts::All, ..Restrictions::default() };
         Ok(attach(&clone_restricted(CloneSource::Open(target.as_fd()), restrictions)?, &target)?)
     }
 }
