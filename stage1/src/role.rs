@@ -77,7 +77,7 @@ fn fulfil(request: &Request) -> Result<Reply> {
                 .map(|left| Reply::Abandoned(left.unwrap_or_default()));
         }
         NetworkOperation::Choose(networks) => pod::select_networks(networks).map(|_| Reply::Done),
-        NetworkOperation::Reload => pod::reload(host).map(|()| Reply::Done),
+        NetworkOperation::Reload => pod::reload(host).map(Reply::Findings),
         NetworkOperation::Sweep { dry_run } => pod::collect_garbage(host, *dry_run).map(Reply::Swept),
         NetworkOperation::Strays => pod::find_orphans(host).map(Reply::Findings),
         NetworkOperation::Check => pod::check(host).map(Reply::Findings),

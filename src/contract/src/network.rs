@@ -104,7 +104,8 @@ pub enum NetworkOperation {
     /// Check that a pod can be attached to these networks as they are configured now, without any change. Answered by
     /// `Done`.
     Choose(Networks),
-    /// Replace the contents of the tables by the needs of the pods that are up. Answered by `Done`.
+    /// Replace the contents of the tables by the needs of the pods that are up, and repair their interfaces. Answered
+    /// by `Findings`: the defects that only the user can repair.
     Reload,
     /// Remove resources that belong to no pod: leases, cached results of plugins (with CNI GC), interfaces, tables.
     /// With `dry_run` it only reports. Answered by `Swept`.

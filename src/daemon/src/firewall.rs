@@ -80,7 +80,7 @@ impl Firewall {
     /// Restores the tables; the first time, removes networks without a pod.
     fn repair(&self, due: &mut RepairSchedule) {
         let done = self.engine().and_then(|engine| {
-            engine.reload_networks()?;
+            engine.reload_networks()?.iter().for_each(|line| warn!("{line}"));
             if !due.has_repaired {
                 engine
                     .sweep_networks(false)?

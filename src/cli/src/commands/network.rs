@@ -232,10 +232,13 @@ fn inspect(context: &Context, args: &Inspect) -> Result<ExitStatus, Failure> {
     Ok(worst)
 }
 
-/// Restores the firewall rules of all running pods and prints their number.
+/// Restores the networks of all running pods and prints their number.
 fn reload(context: &Context) -> Result<ExitStatus, Failure> {
     let engine = context.open("network reload")?;
-    engine.reload_networks()?;
+    let unrepaired = engine.reload_networks()?;
+    if !unrepaired.is_empty() {
+        return Ok(context.report(unrepaired.into_iter().map(Failure::usage), CommandKind::Action));
+    }
     let running = engine.list(&PodQuery { phases: vec![PhaseName::Running], ..PodQuery::default() })?;
     let pods = running.iter().filter(|pod| !pod.row.networks.is_empty()).count();
     json::to_stdout(|out| writeln!(out, "{}", reloaded(pods)))?;

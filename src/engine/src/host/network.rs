@@ -77,19 +77,19 @@ impl Engine {
         monitor.map_err(|error| EngineError::new(error.kind(), "cannot watch nftables").caused_by(error))
     }
 
-    /// Restores the nftables tables to the needs of the running pods. Does nothing on a host where no pod ever had a
-    /// network.
+    /// Restores nftables, bridges and host ends to the needs of the running pods. Returns a line for each defect that
+    /// only the user can repair. Does nothing on a host where no pod ever had a network.
     ///
     /// # Errors
     /// [`EngineError`].
-    pub fn reload_networks(&self) -> Result<(), EngineError> {
+    pub fn reload_networks(&self) -> Result<Vec<String>, EngineError> {
         if !self.has_networks() {
-            return Ok(());
+            return Ok(Vec::new());
         }
-        let call = Call::new("restore the rules of the networks", NetworkOperation::Reload);
+        let call = Call::new("restore the networks of the running pods", NetworkOperation::Reload);
         match self.network_role(&call)? {
-            Reply::Done => Ok(()),
-            Reply::Swept(_) | Reply::Abandoned(_) | Reply::Findings(_) | Reply::Failed(_) => {
+            Reply::Findings(lines) => Ok(lines.iter().map(|line| printable(line)).collect()),
+            Reply::Done | Reply::Swept(_) | Reply::Abandoned(_) | Reply::Failed(_) => {
                 Err(call.attempt.not_understood(None))
             }
         }

@@ -38,7 +38,7 @@ fn a_pod_without_a_record_starts_no_program() {
     engine.network_down(id).unwrap();
     std::fs::create_dir_all(engine.pod_dir(id)).unwrap();
     engine.network_down(id).unwrap();
-    engine.reload_networks().unwrap();
+    assert_eq!(engine.reload_networks().unwrap(), [""; 0]);
     assert_eq!(engine.sweep_networks(false).unwrap(), [""; 0]);
     assert_eq!(engine.check_networks().unwrap(), [""; 0]);
     assert!(!temp.path().join("asked").exists(), "where no pod ever had a network, nothing is asked");
@@ -60,7 +60,7 @@ fn replies_are_distinguished() {
     let refused = r#"{"failed":{"kind":"exhausted","message":"no address is left\nin it"}}"#;
     let refused = answering(at, refused).reload_networks().unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Exhausted);
-    assert_eq!(refused.to_string(), "cannot restore the rules of the networks: no address is left\\nin it");
+    assert_eq!(refused.to_string(), "cannot restore the networks of the running pods: no address is left\\nin it");
     for other in [r#""done""#, "nonsense", r#"{"from":"the future"}"#] {
         let error = answering(at, other).check_networks().unwrap_err();
         assert!(error.to_string().contains("is not understood"), "{error}");

@@ -71,8 +71,7 @@ impl InterfaceKind for Bridge {
             has_v6: assignment.has(false),
             owner: ends.owner,
             took_over: Cell::new(false),
-            is_built_in: network.source == Source::BuiltIn,
-            network: &network.name,
+            network,
         };
         let host_end = HostEnd { port: self.port(chain), limit: interface.ingress, ..HostEnd::default() };
         let (bridge, pair) = creation.attach_to_bridge(ends, attachment, host_end, &interface)?;
@@ -155,15 +154,7 @@ pub(crate) fn restore_bridge(
     let Some(PluginSettings::Bridge(settings)) = network.plugins.first().map(|plugin| &plugin.settings) else {
         return Err(NativeError::unsupported("its first plugin is not bridge"));
     };
-    let setup = BridgeSetup {
-        settings,
-        gateways,
-        has_v6,
-        owner: host.owner,
-        took_over: Cell::new(false),
-        is_built_in: network.source == Source::BuiltIn,
-        network: &network.name,
-    };
+    let setup = BridgeSetup { settings, gateways, has_v6, owner: host.owner, took_over: Cell::new(false), network };
     let bridge = setup.find_or_create(host.socket)?;
     setup.complete(host, bridge)?;
     Ok(setup.took_over.get())
@@ -201,13 +192,14 @@ struct BridgeSetup<'a> {
     owner: &'a str,
     /// The bridge was taken over from a gantry that is gone.
     took_over: Cell<bool>,
-    /// Whether the network is built in.
-    is_built_in: bool,
-    /// The network's name.
-    network: &'a str,
+    network: &'a NetworkConfig,
 }
 
 impl BridgeSetup<'_> {
+    fn is_built_in(&self) -> bool {
+        self.network.source == Source::BuiltIn
+    }
+
     /// Creates the bridge, if necessary, and a veth pair whose host end is a port of it.
     fn attach_to_bridge(
         &self,
@@ -269,7 +261,7 @@ impl BridgeSetup<'_> {
                 // A bridge without snooping floods multicast, so no pod can divert that of others by IGMP or MLD
                 // queries. With snooping, it would join the All-Snoopers group (RFC 4286), and the host would track its
                 // report as a connection for 10 minutes.
-                let mcast_snooping = self.is_built_in.then_some(false);
+                let mcast_snooping = self.is_built_in().then_some(false);
                 let kind = LinkKind::Bridge(create::Bridge { mcast_snooping, ..create::Bridge::default() });
                 let created = host.create_link(&NewLink { name, kind, with });
                 match (created, host.link(name)?) {
@@ -330,7 +322,7 @@ impl BridgeSetup<'_> {
     fn assign_gateways(&self, host: &mut HostNetwork<'_>, bridge: &Link) -> Result<(), NativeError> {
         // The bridge of the built-in network `default` has a gateway for each range that running pods have addresses
         // of: that of the pod CIDR changes.
-        let is_default = self.is_built_in && self.network == DEFAULT;
+        let is_default = self.is_built_in() && self.network.name == DEFAULT;
         let present = host.socket.addresses(Some(bridge.index))?;
         for gateway in self.gateways.iter().filter(|gateway| !present.iter().any(|own| own.address.prefix == **gateway))
         {

@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use gantry_model::id::shown;
+use rustix::io::Errno;
 
 use super::Ends;
 use super::addresses::Assignment;
@@ -246,4 +247,12 @@ fn interface_routes(assignment: &Assignment, options: SetupOptions, index: u32) 
 /// Sets the sysctls of the pod's namespace that the configuration requests.
 pub(super) fn set_sysctls(ends: &Ends<'_>, interface: &PodInterface) -> Result<(), NativeError> {
     Ok(ends.pod_namespace.enter(|| interface.set_sysctls())?)
+}
+
+/// Sets an interface down that the kernel may delete meanwhile.
+pub(super) fn set_down(socket: &mut Socket, index: u32) -> Result<(), NativeError> {
+    match socket.change_link(index, &Change { up: Some(false), ..Change::default() }) {
+        Err(error) if error.errno() == Some(Errno::NODEV) => Ok(()),
+        result => Ok(result?),
+    }
 }

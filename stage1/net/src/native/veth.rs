@@ -16,7 +16,7 @@ use rustix::io::Errno;
 
 use super::bandwidth::bucket;
 use super::error::NativeError;
-use super::pod_interface::PodInterface;
+use super::pod_interface::{PodInterface, set_down};
 use crate::config::RateLimit;
 use crate::netlink::link::Change;
 use crate::netlink::link::create::{LinkKind, NewLink, Peer};
@@ -163,14 +163,6 @@ pub(super) fn disable_port(host: &mut Socket, attachment: &Attachment) -> Result
 pub(super) fn set_host_end_down(host: &mut Socket, attachment: &Attachment) -> Result<(), NativeError> {
     let name = host_interface(&attachment.container_id, &attachment.interface);
     host.index(&name)?.map_or(Ok(()), |index| set_down(host, index))
-}
-
-/// Sets an interface down that the kernel may delete meanwhile.
-pub(super) fn set_down(socket: &mut Socket, index: u32) -> Result<(), NativeError> {
-    match socket.change_link(index, &Change { up: Some(false), ..Change::default() }) {
-        Err(error) if error.errno() == Some(Errno::NODEV) => Ok(()),
-        result => Ok(result?),
-    }
 }
 
 /// Deletes the host end, if it exists and belongs to this pod.

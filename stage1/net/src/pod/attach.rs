@@ -277,7 +277,6 @@ impl AttachOperation<'_> {
         }
         let host = &self.selection.wanted.host;
         let mut added = tables::add(host, entries);
-        let records = Records::open(host)?;
         let (mut reloads, mut released) = (0, BTreeSet::new());
         loop {
             match &added {
@@ -291,7 +290,8 @@ impl AttachOperation<'_> {
                 }
                 // The supervisor of that pod was killed, and no command has detached the pod yet.
                 Err(nft::Error::Taken { owner, .. })
-                    if released.insert(owner.clone()) && detach::release_entries_if_dead(&records, owner)? =>
+                    if released.insert(owner.clone())
+                        && detach::release_entries_if_dead(&Records::open(host)?, owner)? =>
                 {
                     added = tables::add(host, entries);
                     continue;

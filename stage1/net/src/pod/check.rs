@@ -37,7 +37,7 @@ pub(super) fn check(host: &Host) -> Result<Vec<String>> {
         }
     }
     let mut live = records.valid()?;
-    live.retain(|record| garbage::is_up(record, &now));
+    live.retain(|record| record.is_up(&now));
     findings.extend(check_tables(host, &records)?);
     findings.extend(check_links(host, (&records, &now), &live)?);
     if let Some(state) = StateDir::find(host)? {
@@ -202,7 +202,9 @@ fn check_links(host: &Host, (records, now): (&Records, &str), live: &[Record]) -
     for link in garbage::stale_ends(host, records, &mut socket)? {
         lines.push(format!("interface {} belongs to a pod that is gone", link.name));
     }
-    for defect in NeededLinks::of_pods(live)?.find_defects(&mut socket)? {
+    let (needed, unreadable) = NeededLinks::of_pods(live);
+    lines.extend(unreadable.iter().map(with_causes));
+    for defect in needed.find_defects(&mut socket)? {
         // The pod may have ended since.
         if records.is_up(&defect.pod, now)? {
             lines.push(defect.line);

@@ -14,7 +14,7 @@ use serde_json::Value;
 use super::error::{NetworkError, Result};
 use super::record::{DeadPod, NetworkRecord, Record, Records, boot};
 use super::state::LOCK_TIMEOUT;
-use super::{Pod, detach, garbage, tables};
+use super::{Pod, detach, tables};
 use crate::ipam::{IpamError, Store};
 use crate::nft::{self, State};
 
@@ -74,7 +74,7 @@ pub(super) fn release_networks(host: &Host, pod: &str, entries: &State) -> Resul
     let records = Records::open(host)?;
     let (valid, others) = records.partition()?;
     let now = boot()?;
-    for record in valid.iter().filter(|record| record.pod != pod && garbage::is_up(record, &now)) {
+    for record in valid.iter().filter(|record| record.pod != pod && record.is_up(&now)) {
         let overlaps = entries.check_overlaps_with(&record.entries()?.networks).is_err();
         if overlaps && !detach::release_entries_if_dead(&records, &record.pod)? {
             return Ok(false);

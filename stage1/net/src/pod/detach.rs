@@ -92,7 +92,7 @@ fn detach_networks(dir: BorrowedFd<'_>, record: &Record, now: bool, own: Option<
         let leases = state.leases(&record.boot)?;
         let mut socket = Socket::open().map_err(NetworkError::attempt("open a socket on the host"))?;
         for network in natives {
-            errors.extend(detach_native(record, network, netns.clone(), own, (&mut socket, leases.as_fd())).err());
+            errors.extend(detach_native(record, network, own, (&mut socket, leases.as_fd())).err());
         }
     }
     if record.networks.iter().any(|network| network.plugins) {
@@ -120,11 +120,10 @@ fn detach_by_plugins(
 fn detach_native(
     record: &Record,
     network: &NetworkRecord,
-    netns: Option<String>,
     own: Option<&Namespace>,
     (socket, leases): (&mut Socket, BorrowedFd<'_>),
 ) -> Result<()> {
-    let attachment = network.attachment(&record.pod, netns);
+    let attachment = network.attachment(&record.pod, None);
     let failed = NetworkError::attempt(format!("{DETACH} '{}'", network.name));
     native::del(&network.config()?, &attachment, socket, own, leases).map_err(failed)
 }

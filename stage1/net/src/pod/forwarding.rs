@@ -157,7 +157,7 @@ impl<'a> Forwarding<'a> {
             return Ok(false);
         }
         let (valid, others) = Records::open(self.host)?.partition()?;
-        let needs = |record: &Record| garbage::is_up(record, self.boot) && record.may_be_forwarded_by_plugins();
+        let needs = |record: &Record| record.is_up(self.boot) && record.may_be_forwarded_by_plugins();
         Ok(valid.iter().any(needs) || cached.iter().any(|(_, pod, _)| others.contains(pod)))
     }
 

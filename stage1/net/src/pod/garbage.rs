@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use gantry_contract::network::Host;
 
 use super::error::{NetworkError, Result};
-use super::record::{Record, RecordState, Records, boot};
+use super::record::{Records, boot};
 use super::state::{self, Lock, StateDir, limit};
 use super::{check, detach, select, tables, unused};
 use crate::config::{CniVersion, NetworkConfig};
@@ -260,9 +260,4 @@ fn present_stale_ends(host: &Host, records: &Records, socket: &mut Socket) -> Re
         }
     }
     Ok(stale)
-}
-
-/// Whether the pod of a record is up in this boot.
-pub(super) fn is_up(record: &Record, boot: &str) -> bool {
-    record.state == RecordState::Up && record.boot == boot
 }

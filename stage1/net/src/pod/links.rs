@@ -2,8 +2,8 @@
 //! delete a bridge or set it down, delete addresses and routes, detach a pod's host end from its bridge, or change its
 //! port.
 //!
-//! A repair needs only the host's side. With a host end, the kernel deletes the pod's interface: such a pod must be
-//! started again.
+//! A repair needs only the host's side. If a host end was deleted, the kernel has deleted the pod's interface with it:
+//! that pod must be started again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -12,10 +12,10 @@ use gantry_contract::network::Host;
 use gantry_model::net::PodAddress;
 use gantry_model::{ErrorKind, Kind};
 
-use super::error::{NetworkError, Result};
+use super::error::{NetworkError, Result, with_causes};
 use super::record::{Record, Records, boot};
 use super::state::{LOCK_TIMEOUT, Lock, StateDir};
-use super::{garbage, tables};
+use super::tables;
 use crate::address::Cidr;
 use crate::config::NetworkConfig;
 use crate::native::sysctl::ensure_if_present;
@@ -106,21 +106,28 @@ enum Purpose {
 }
 
 /// Repairs the bridges and host ends of the pods that are up; in the host's network namespace, where the thread is.
-pub(super) fn repair(host: &Host) -> Result<()> {
-    let Some(state) = StateDir::find(host)? else { return Ok(()) };
+/// Returns a line for each defect that only the user can repair.
+pub(super) fn repair(host: &Host) -> Result<Vec<String>> {
+    let Some(state) = StateDir::find(host)? else { return Ok(Vec::new()) };
     // Bridges without pods are removed under the exclusive lock: a pod that ends meanwhile removes one that was created
     // here.
     let _locked = state.lock(Lock::Links, true, LOCK_TIMEOUT)?;
     let (now, records) = (boot()?, Records::open(host)?);
     let mut up = records.valid()?;
-    up.retain(|record| garbage::is_up(record, &now));
-    let needed = NeededLinks::of_pods(&up)?;
+    up.retain(|record| record.is_up(&now));
+    let (needed, mut errors) = NeededLinks::of_pods(&up);
+    let mut unrepaired = Vec::new();
     let mut socket = Socket::open().map_err(NetworkError::attempt(OPEN))?;
-    let mut errors = Vec::new();
     let mut defects = needed.find_defects(&mut socket)?;
-    let bridges: BTreeSet<String> = defects.iter().filter_map(LinkDefect::bridge).collect();
-    if !bridges.is_empty() {
-        errors.extend(bridges.iter().filter_map(|bridge| needed.restore_bridge(bridge, host, &mut socket).err()));
+    let damaged: BTreeSet<String> = defects.iter().filter_map(LinkDefect::bridge).collect();
+    if !damaged.is_empty() {
+        for (name, bridge) in needed.bridges.iter().filter(|(name, _)| damaged.contains(*name)) {
+            match bridge.restore(name, host, &mut socket) {
+                // Its addresses are not those of the network.
+                Err(error) if error.kind() == ErrorKind::Refused => unrepaired.push(with_causes(&error)),
+                restored => errors.extend(restored.err()),
+            }
+        }
         // A new bridge lacks its ports.
         defects = needed.find_defects(&mut socket)?;
     }
@@ -130,16 +137,22 @@ pub(super) fn repair(host: &Host) -> Result<()> {
             Repair::RestoreBridge(_) => {}
             // The pod's supervisor has begun to detach it since.
             _ if !records.is_up(&defect.pod, &now)? => {}
-            Repair::ChangeHostEnd(change) => errors.extend(change.apply(&mut socket).err()),
+            Repair::ChangeHostEnd(change) => {
+                errors.extend(change.apply(&mut socket).err());
+                // A record is marked down before the interface is disconnected, which may have been undone here.
+                if !records.is_up(&defect.pod, &now)? {
+                    errors.extend(change.disconnect(&mut socket).err());
+                }
+            }
             // The kernel deletes the interfaces of a pod whose supervisor was killed.
             Repair::RestartPod if !records.is_running(&defect.pod)? => {}
-            Repair::RestartPod => errors.push(NetworkError::new(ErrorKind::Refused, defect.line)),
+            Repair::RestartPod => unrepaired.push(defect.line),
         }
     }
-    if !bridges.is_empty() {
+    if !damaged.is_empty() {
         errors.extend(tables::enable_route_localnet(&tables::needed(&up, &now)?, true).err());
     }
-    NetworkError::from_all(errors)
+    NetworkError::from_all(errors).map(|()| unrepaired)
 }
 
 const OPEN: &str = "open a socket on the host";
@@ -155,21 +168,27 @@ impl LinkDefect {
 }
 
 impl NeededLinks {
-    /// What these pods need; they are sorted by the time of their attachment.
-    pub(super) fn of_pods(records: &[Record]) -> Result<Self> {
-        let mut needed = Self::default();
+    /// What these pods need; they are sorted by the time of their attachment. Also returns why a network's
+    /// configuration cannot be read, whose interfaces are left out.
+    pub(super) fn of_pods(records: &[Record]) -> (Self, Vec<NetworkError>) {
+        let (mut needed, mut errors) = (Self::default(), Vec::new());
         for record in records {
             for network in record.networks.iter().filter(|network| !network.plugins) {
                 let Some(attached) = record.attached.iter().find(|it| it.interface == network.interface) else {
                     continue;
                 };
-                let config = network.config()?;
+                let config = match network.config() {
+                    Ok(config) => config,
+                    Err(error) => {
+                        errors.push(error);
+                        continue;
+                    }
+                };
                 let purpose = match native::host_end_use(&config) {
                     None => continue,
                     Some(HostEndUse::Port(bridge)) => {
                         let (bridge, port, is_gateway) = (bridge.name.to_owned(), bridge.port, bridge.is_gateway);
-                        let addresses = attached.addresses.iter();
-                        needed.add_bridge(&bridge, (&record.pod, config), addresses, is_gateway);
+                        needed.add_bridge(&bridge, (&record.pod, config), &attached.addresses, is_gateway);
                         Purpose::Port { bridge, port }
                     }
                     Some(HostEndUse::Gateway) => {
@@ -181,14 +200,14 @@ impl NeededLinks {
                 needed.host_ends.push(NeededHostEnd { name, pod, interface, purpose });
             }
         }
-        Ok(needed)
+        (needed, errors)
     }
 
-    fn add_bridge<'a>(
+    fn add_bridge(
         &mut self,
         bridge: &str,
         (pod, network): (&str, NetworkConfig),
-        addresses: impl Iterator<Item = &'a PodAddress>,
+        addresses: &[PodAddress],
         is_gateway: bool,
     ) {
         let (mut gateways, mut has_v6) = (BTreeMap::new(), false);
@@ -253,15 +272,16 @@ impl NeededLinks {
         }
         Ok(defects)
     }
+}
 
-    fn restore_bridge(&self, bridge: &str, host: &Host, socket: &mut Socket) -> Result<()> {
-        let Some(needed) = self.bridges.get(bridge) else { return Ok(()) };
-        let failed = |source| NetworkError::attempt(format!("restore the bridge {bridge}"))(source);
+impl NeededBridge {
+    fn restore(&self, name: &str, host: &Host, socket: &mut Socket) -> Result<()> {
+        let failed = |source| NetworkError::attempt(format!("restore the bridge {name}"))(source);
         let namespace = Namespace::own().map_err(NetworkError::attempt("open the network namespace of the host"))?;
-        let addresses = (needed.gateways.keys().copied().collect(), needed.has_v6);
+        let addresses = (self.gateways.keys().copied().collect(), self.has_v6);
         let mut network = HostNetwork { socket, namespace: &namespace, owner: &host.state_dir };
-        if native::restore_bridge(&needed.network, addresses, &mut network).map_err(failed)? {
-            tables::remove_abandoned(host, bridge)?;
+        if native::restore_bridge(&self.network, addresses, &mut network).map_err(failed)? {
+            tables::remove_abandoned(host, name)?;
         }
         Ok(())
     }
@@ -349,17 +369,28 @@ impl HostEndChange {
         let Self { name, index, kind } = self;
         let (done, doing) = match kind {
             HostEndChangeKind::ConfigurePort { bridge, port } => {
-                (configure_port(*index, *bridge, *port, socket), format!("attach the interface {name} to its bridge"))
+                (configure_port(*index, *bridge, *port, socket), format!("set up the bridge port {name}"))
             }
             HostEndChangeKind::SetUp(setup) => {
                 (set_up(name, *index, setup, socket), format!("set the interface {name} up"))
             }
         };
-        match done {
-            // The pod has ended since.
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-            other => other.map_err(NetworkError::attempt(doing)),
-        }
+        unless_gone(done).map_err(NetworkError::attempt(doing))
+    }
+
+    /// Sets the host end of a pod down that has ended.
+    fn disconnect(&self, socket: &mut Socket) -> Result<()> {
+        let down = Change { up: Some(false), ..Change::default() };
+        let doing = format!("set the interface {} down", self.name);
+        unless_gone(socket.change_link(self.index, &down)).map_err(NetworkError::attempt(doing))
+    }
+}
+
+/// Ignores that the interface is gone, with a pod that has ended since.
+fn unless_gone(done: netlink::Result<()>) -> netlink::Result<()> {
+    match done {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        other => other,
     }
 }
 

@@ -7,7 +7,7 @@ use gantry_contract::network::{Host, Member, Network};
 
 use super::error::{NetworkError, Result};
 use super::record::{Record, Records, boot};
-use super::{garbage, select};
+use super::select;
 use crate::config::{Catalog, CatalogEntry, Ipam, NetworkConfig, PluginSettings, Source};
 use crate::native;
 use crate::netlink::Prefix;
@@ -41,7 +41,7 @@ fn records_up(host: &Host) -> Result<Vec<Record>> {
     let (boot, records) = (boot()?, Records::open(host)?);
     let mut up = Vec::new();
     for record in records.valid()? {
-        if garbage::is_up(&record, &boot) && !records.is_dead(&record.pod)? {
+        if record.is_up(&boot) && !records.is_dead(&record.pod)? {
             up.push(record);
         }
     }

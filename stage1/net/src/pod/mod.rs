@@ -161,13 +161,18 @@ pub fn abandon_on(host: &Host, pod: &Pod<'_>) -> Result<Vec<String>, NetworkErro
 }
 
 /// Makes the firewall table equal to the records of the pods that are up, enables the sysctls that their networks need,
-/// and repairs their bridges and host ends; in the host's network namespace, where the calling thread is.
+/// and repairs their bridges and host ends; in the host's network namespace, where the calling thread is. Returns a
+/// line for each defect that only the user can repair, such as a running pod that has lost its interface.
 ///
 /// # Errors
-/// [`NetworkError`]: a step failed, or a running pod has lost its interface; the rest was restored.
-pub fn reload(host: &Host) -> Result<(), NetworkError> {
-    let errors = [tables::reload(host), links::repair(host)].into_iter().filter_map(Result::err);
-    NetworkError::from_all(errors.collect())
+/// [`NetworkError`]: a step failed; the rest was restored.
+pub fn reload(host: &Host) -> Result<Vec<String>, NetworkError> {
+    match (tables::reload(host), links::repair(host)) {
+        (Ok(()), repaired) => repaired,
+        (Err(error), repaired) => {
+            NetworkError::from_all(std::iter::once(error).chain(repaired.err()).collect()).map(|()| Vec::new())
+        }
+    }
 }
 
 /// Removes resources that belong to no record; returns a line for each. With `dry_run` it removes nothing.

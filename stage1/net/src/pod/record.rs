@@ -26,7 +26,6 @@ use serde_json::{Map, Value};
 
 use super::entries::RecordedEntries;
 use super::error::{NetworkError, Result};
-use super::garbage;
 use crate::config::{NetworkConfig, Source, files, is_name};
 use crate::native;
 use crate::netlink::Namespace;
@@ -168,6 +167,11 @@ pub(super) enum RecordFile {
 }
 
 impl Record {
+    /// Whether the pod is up in this boot.
+    pub(super) fn is_up(&self, boot: &str) -> bool {
+        self.state == RecordState::Up && self.boot == boot
+    }
+
     /// A record from before anything is created.
     pub(super) fn new(pod: &str, host: &Host, boot: String, networks: Vec<NetworkRecord>) -> Self {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
@@ -360,7 +364,7 @@ impl Records {
 
     /// Whether the record of a pod says that it is up in this boot.
     pub(super) fn is_up(&self, pod: &str, boot: &str) -> Result<bool> {
-        Ok(matches!(self.read(pod)?, Some(RecordFile::Valid(record)) if garbage::is_up(&record, boot)))
+        Ok(matches!(self.read(pod)?, Some(RecordFile::Valid(record)) if record.is_up(boot)))
     }
 
     fn read(&self, pod: &str) -> Result<Option<RecordFile>> {

@@ -17,12 +17,12 @@ use gantry_contract::network::Host;
 use gantry_model::net::MAX_NETWORKS;
 use gantry_model::{ErrorKind, Kind};
 
+use super::entries;
 use super::error::{NetworkError, Result};
 use super::forwarding::Forwarding;
 use super::record::{Record, Records, boot};
 use super::select::Families;
 use super::state::{Lock, StateDir};
-use super::{entries, garbage};
 use crate::native;
 use crate::netlink::sysctl::Sysctl;
 use crate::netlink::{Namespace, Socket};
@@ -50,7 +50,7 @@ pub(super) fn contains(host: &Host, entries: &State) -> nft::Result<bool> {
 /// The entries of the pods that are up in this boot.
 pub(super) fn needed(records: &[Record], boot: &str) -> Result<State> {
     let mut state = State::new();
-    for record in records.iter().filter(|record| garbage::is_up(record, boot)) {
+    for record in records.iter().filter(|record| record.is_up(boot)) {
         // If two conflict, attaching one of the pods is about to fail, or an earlier gantry has attached both.
         entries::merge(&mut state, record.entries()?.retain_valid());
     }
@@ -116,7 +116,7 @@ pub(super) fn reload(host: &Host) -> Result<()> {
         let generation = with(host, Table::generation);
         let (whole, others) = records.partition()?;
         let families = forwarded_families(&whole, &boot);
-        forward_for(host, &boot, families, |forwarding| forwarding.save(families))?;
+        forward_for(host, &boot, families, |forwarding, families| forwarding.save(families))?;
         let state = needed_state(host, &whole, &boot)?;
         let table = with_present_entries(state.clone(), || with(host, Table::read), &others);
         let generation = match generation {
@@ -137,8 +137,8 @@ pub(super) fn reload(host: &Host) -> Result<()> {
             other => other.map_err(NetworkError::attempt(RELOAD))?,
         }
         if needed_state(host, &records.valid()?, &boot)? == state {
-            // They are off if other programs turned them off (docker, sysctl --system).
-            forward_for(host, &boot, families, |forwarding| forwarding.enable(families))?;
+            // Other programs turn forwarding off (docker, sysctl --system).
+            forward_for(host, &boot, families, |forwarding, families| forwarding.enable(families))?;
             return enable_route_localnet(&state, true);
         }
     }
@@ -208,10 +208,10 @@ pub(super) fn remove_shared(host: &Host, unused: &State) -> Result<()> {
 }
 
 /// The IP versions that the host must forward for the pods of these records that are up. A network without plugins
-/// whose configuration can no longer be read may need both.
+/// whose configuration can no longer be read counts as forwarded.
 pub(super) fn forwarded_families(records: &[Record], boot: &str) -> Families {
     let mut families = Families::default();
-    for record in records.iter().filter(|record| garbage::is_up(record, boot)) {
+    for record in records.iter().filter(|record| record.is_up(boot)) {
         for network in record.networks.iter().filter(|network| !network.plugins) {
             if network.config().map_or(true, |config| native::is_forwarded(&config)) {
                 let attached = record.attached.iter().filter(|it| it.interface == network.interface);
@@ -227,10 +227,10 @@ fn forward_for(
     host: &Host,
     boot: &str,
     families: Families,
-    work: impl FnOnce(&Forwarding<'_>) -> Result<()>,
+    work: impl FnOnce(&Forwarding<'_>, Families) -> Result<()>,
 ) -> Result<()> {
     match StateDir::find(host)? {
-        Some(dir) if families != Families::default() => work(&Forwarding::new(host, &dir, boot)),
+        Some(dir) if families != Families::default() => work(&Forwarding::new(host, &dir, boot), families),
         _ => Ok(()),
     }
 }

@@ -71,8 +71,7 @@ impl Lab {
     /// DEL; `pod`: its namespace, if it has not ended.
     pub(super) fn del(&mut self, network: &NetworkConfig, at: &Attachment, pod: Option<&Net>) {
         let leases = self.leases();
-        let at = Attachment { netns: at.netns.clone().filter(|_| pod.is_some()), ..at.clone() };
-        del(network, &at, &mut self.host.socket, pod.map(|pod| &pod.namespace), leases.as_fd()).unwrap();
+        del(network, at, &mut self.host.socket, pod.map(|pod| &pod.namespace), leases.as_fd()).unwrap();
     }
 
     pub(super) fn leased(&self, network: &NetworkConfig) -> Vec<Lease> {
