@@ -42,7 +42,8 @@ impl Reaper {
         self.ending.push(process);
     }
 
-    /// The processes to poll, each with its index, to which events only append. They are reaped after every poll.
+    /// The processes to poll, each with its index, which stays valid until they are reaped after the poll: until then,
+    /// processes are only added.
     pub(crate) fn watched(&self) -> impl Iterator<Item = (usize, BorrowedFd<'_>)> {
         self.ending.iter().enumerate().map(|(index, process)| (index, process.as_fd()))
     }

@@ -98,9 +98,9 @@ impl AppInCreation {
 /// Waits until the processes of all apps are made and locked down. After a failure, none is left.
 pub(crate) fn finish(begun: Result<()>, mut apps: Vec<AppInCreation>) -> Result<Vec<CreatedApp>> {
     let finished = begun.and_then(|()| {
-        apps.iter_mut().try_for_each(|begun| {
-            let finished = begun.finish();
-            finished.of_app(&begun.app.plan.name)
+        apps.iter_mut().try_for_each(|app| {
+            let finished = app.finish();
+            finished.of_app(&app.app.plan.name)
         })
     });
     match finished {

@@ -142,7 +142,7 @@ pub(crate) fn create(
     };
     // From here on the channel and the pipes end with the process.
     drop((its_end, its_pipes));
-    let waiting = WaitingProcess::new(command, pipes, pid)?;
+    let waiting = WaitingProcess::new(inputs.app, pipes, pid)?;
     inputs.set_oom_score(pid)?;
     if let Some(view) = view {
         let mounts = if has_namespace { view.make_mounts().unwrap_or_default() } else { Vec::new() };
@@ -359,7 +359,7 @@ pub(crate) fn create_on_host(
     let pid = pid.attempt(what)?;
     // From here on the pipes end with the process.
     drop(its_pipes);
-    let waiting = WaitingProcess::new(&command, pipes, pid)?;
+    let waiting = WaitingProcess::new(inputs.app, pipes, pid)?;
     inputs.set_oom_score(waiting.pid)?;
     waiting.wait_for_lock_down()?;
     Ok(waiting)
@@ -400,11 +400,10 @@ fn wait_until_readable(fd: &OwnedFd, deadline: Instant) -> Result<()> {
 
 impl WaitingProcess {
     /// A process that was just forked, and that has not been reaped.
-    fn new(command: &Command, [report, permission]: [OwnedFd; 2], pid: Pid) -> Result<Self> {
-        let program = command.argv.first().cloned().unwrap_or_default();
+    fn new(app: &App, [report, permission]: [OwnedFd; 2], pid: Pid) -> Result<Self> {
         let pidfd =
             rustix::process::pidfd_open(pid, PidfdFlags::empty()).attempt(|| "cannot open the app's process")?;
-        Ok(Self { program, report, permission, pid, pidfd })
+        Ok(Self { program: app.program(), report, permission, pid, pidfd })
     }
 
     /// Waits until the process is locked down.

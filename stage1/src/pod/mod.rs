@@ -105,7 +105,7 @@ impl Pod {
     }
 }
 
-fn no_such_app(name: &str) -> Failure {
+pub(crate) fn no_such_app(name: &str) -> Failure {
     failure(ErrorKind::NotFound, format!("the pod has no app '{}'", shown(name)))
 }
 

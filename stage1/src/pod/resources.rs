@@ -49,7 +49,7 @@ pub(crate) struct AppResources {
 }
 
 impl PodResources {
-    /// The resources of a pod before [`Self::acquire`].
+    /// The resources of a pod before [`Self::make_apps`] and [`Self::enter_network`].
     pub(crate) fn new(thread: SingleThreaded, cgroups: Cgroups, kernel_log: Option<KernelLog>) -> Self {
         Self {
             thread,

@@ -24,7 +24,7 @@ use crate::app::{App, Operation, StartRequest};
 use crate::cgroup::devices::Device;
 use crate::cgroup::limits::extra_controllers;
 use crate::control;
-use crate::failure::{Attempt, Result, failure};
+use crate::failure::{Result, failure};
 use crate::files::{image_volume, volumes};
 use crate::pod::resources::AppResources;
 use crate::pod::{Pod, jail};
@@ -448,7 +448,7 @@ impl Creations {
         self.all.is_empty()
     }
 
-    /// Whether no process is being made, and every app runs.
+    /// Whether no process is being made, and no app is frozen for one.
     fn is_idle(&self) -> bool {
         self.is_empty() && !self.are_tracers_frozen
     }
@@ -528,22 +528,19 @@ impl Creation {
 /// Starts to make a process for an app, with its stdio.
 fn start_maker(pod: &Pod, app: &App) -> Result<(Maker, AppStdio)> {
     let mut stdio = app.make_stdio(&pod.jail.null)?;
-    let pid_target = open_pid_target(pod, &app.plan)?;
-    let inputs = app.process_inputs(&pod.plan, pid_target.as_ref().map(AsFd::as_fd));
+    let pid_target = pid_target(pod, &app.plan)?;
+    let inputs = app.process_inputs(&pod.plan, pid_target.map(OwnedFd::as_fd));
     let maker = Maker::start(inputs, stdio.given.take(), true)?;
     Ok((maker, stdio))
 }
 
 /// The pidfd of a process in the PID namespace that an app joins: of the pod's PID 1, or of the main process of the
 /// app's target.
-fn open_pid_target(pod: &Pod, app: &plan::App) -> Result<Option<OwnedFd>> {
-    let process = match &app.options.pid_target {
-        None => pod.init_pidfd(),
-        Some(target) => Some(pod.app(target.as_str())?.running.as_ref().ok_or_else(|| {
-            let name = &app.name;
-            let why = format!("app '{name}' cannot join the PID namespace of app '{target}', which does not run");
-            failure(ErrorKind::Refused, why)
-        })?),
-    };
-    process.map(|process| rustix::io::fcntl_dupfd_cloexec(process, 0)).transpose().attempt(|| "cannot open a process")
+fn pid_target<'p>(pod: &'p Pod, app: &plan::App) -> Result<Option<&'p OwnedFd>> {
+    let Some(target) = &app.options.pid_target else { return Ok(pod.init_pidfd()) };
+    pod.app(target.as_str())?.running.as_ref().map(Some).ok_or_else(|| {
+        let name = &app.name;
+        let why = format!("app '{name}' cannot join the PID namespace of app '{target}', which does not run");
+        failure(ErrorKind::Refused, why)
+    })
 }

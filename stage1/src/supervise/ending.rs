@@ -72,7 +72,6 @@ impl Supervisor {
     /// what precedes. That may take any time, unless the pod was stopped on request. The control socket is served
     /// meanwhile.
     fn drain(&mut self) {
-        self.shutdown.begin_drain_timeout();
         while self.output.foregrounds.are_blocked() || self.pod.apps.values().any(|app| !app.output.sources.is_empty())
         {
             self.drop_late_foregrounds();

@@ -21,7 +21,7 @@ use crate::cgroup::updated_limits::{self, Durability};
 use crate::control;
 use crate::failure::{Attempt as _, OfApp as _, Result, failure};
 use crate::output::pace::Pace;
-use crate::pod::Pod;
+use crate::pod::{Pod, no_such_app};
 use crate::reaper::reap;
 use crate::sys::{self, SingleThreaded};
 use crate::table::Token;
@@ -109,8 +109,7 @@ impl Pod {
         new: &Limits,
         has_extra: bool,
     ) -> Result<Vec<IneffectiveLimit>> {
-        let (token, _) = self.find_app(name)?;
-        let Some(app) = self.apps.get_mut(token) else { return Ok(Vec::new()) };
+        let app = self.apps.values_mut().find(|app| app.plan.name == name).ok_or_else(|| no_such_app(name))?;
         if has_extra {
             self.resources.cgroups.extend_app(name, &mut app.cgroup)?;
         }
