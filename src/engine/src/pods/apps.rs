@@ -73,12 +73,12 @@ impl Engine {
         let mut tries = 0;
         loop {
             let pod = self.running_pod(id)?;
-            let state = app_of(&pod, app)?.state;
-            if state.is_running() {
+            let known = app_of(&pod, app)?;
+            if known.state.is_running() {
                 return Ok(());
             }
-            kubelet::check_start(&pod, app)?;
-            let attempt = next_attempt(id, app, &state)?;
+            kubelet::check_start(&pod, known)?;
+            let attempt = next_attempt(id, app, &known.state)?;
             let request = Request::StartApp { app: app.to_string(), attempt };
             tries += 1;
             match self.ask_to_start(id, app, attempt, &request, REQUEST_TIMEOUT) {
@@ -136,7 +136,18 @@ impl Engine {
     /// paused with other apps.
     pub fn restart_app(&self, id: PodId, app: &AppName, grace: Duration) -> Result<(), EngineError> {
         need_root("restart an app").map_err(EngineError::from_cause)?;
-        let (state, attempt) = check_restart(&self.running_pod(id)?, app)?;
+        let checked = check_restart(&self.running_pod(id)?, app)?;
+        self.restart_checked(id, app, checked, grace)
+    }
+
+    /// Restarts an app that [`check_restart`] has checked.
+    fn restart_checked(
+        &self,
+        id: PodId,
+        app: &AppName,
+        (state, attempt): (AppState, u32),
+        grace: Duration,
+    ) -> Result<(), EngineError> {
         if !state.is_running() {
             return self.start_app(id, app);
         }
@@ -154,11 +165,11 @@ impl Engine {
     pub fn resume_to_restart(&self, id: PodId, app: &AppName, grace: Duration) -> Result<(), EngineError> {
         need_root("restart an app").map_err(EngineError::from_cause)?;
         let pod = self.running_pod(id)?;
-        check_restart(&pod, app)?;
+        let checked = check_restart(&pod, app)?;
         if pod.paused {
             self.unpause(id, None)?;
         }
-        self.restart_app(id, app, grace)
+        self.restart_checked(id, app, checked, grace)
     }
 
     /// Removes an app from a pod that runs or has ended, with its writable layer and its logs; with `force`, stops it
@@ -467,9 +478,9 @@ fn app_of<'a>(pod: &'a PodRow, app: &AppName) -> Result<&'a AppRow, EngineError>
 
 /// The state of an app, and the number of the attempt with which it is restarted; fails if it cannot be.
 fn check_restart(pod: &PodRow, app: &AppName) -> Result<(AppState, u32), EngineError> {
-    let state = app_of(pod, app)?.state;
-    kubelet::check_start(pod, app)?;
-    next_attempt(pod.id, app, &state).map(|attempt| (state, attempt))
+    let known = app_of(pod, app)?;
+    kubelet::check_start(pod, known)?;
+    next_attempt(pod.id, app, &known.state).map(|attempt| (known.state, attempt))
 }
 
 /// The number of the next start of an app; of one that runs, if it is restarted.

@@ -1,7 +1,7 @@
 //! Starts of sandboxes and containers that a kubelet made through the CRI. The end of a sandbox or container is final,
 //! and the kubelet makes another one; it would not notice that another program has started the old one again.
 
-use gantry_model::{AppName, AppState, ErrorKind};
+use gantry_model::{AppState, ErrorKind};
 use gantry_store::{AppRow, PodRow};
 
 use crate::EngineError;
@@ -15,8 +15,7 @@ pub const CONTAINER_NAME: &str = "gantry/container-name";
 /// The annotation of an app with the reason why its container could not be started. For the kubelet, it has exited.
 pub const CONTAINER_START_ERROR: &str = "gantry/container-start-error";
 
-/// Whether the pod is the sandbox of a kubelet, which starts its containers. One that has ended is never started again:
-/// the kubelet makes another one, and each of its containers runs once.
+/// Whether the pod is the sandbox of a kubelet, which starts its containers.
 #[must_use]
 pub fn is_kubelet_sandbox(row: &PodRow) -> bool {
     row.sandbox && row.user_annotations.contains_key(SANDBOX_NAME)
@@ -24,11 +23,11 @@ pub fn is_kubelet_sandbox(row: &PodRow) -> bool {
 
 /// Fails if the app is a container of a kubelet that was started before. Other apps of its sandbox, which users add,
 /// are started at any time.
-pub(crate) fn check_start(pod: &PodRow, name: &AppName) -> Result<(), EngineError> {
-    let Some(app) = pod.apps.iter().find(|app| app.name == *name).filter(|app| is_kubelet_container(pod, app)) else {
+pub(crate) fn check_start(pod: &PodRow, app: &AppRow) -> Result<(), EngineError> {
+    if !is_kubelet_container(pod, app) {
         return Ok(());
-    };
-    let id = pod.id;
+    }
+    let (id, name) = (pod.id, &app.name);
     let why = match app.state {
         AppState::Started { .. } => {
             format!("cannot be restarted: stop it with 'gantry app stop {id}/{name}'; its kubelet makes another one")
