@@ -1,8 +1,5 @@
 //! Sandboxes and containers that a kubelet made: the names of containers in Kubernetes, and the stop of a sandbox.
 
-use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use gantry_engine::{AppRow, CONTAINER_NAME, Engine, PodError};
@@ -11,32 +8,21 @@ use tokio::sync::watch;
 use tonic::Status;
 use tracing::warn;
 
+use crate::claims::{Claim, Claims};
 use crate::status;
 
-/// The sandboxes that this process is stopping. A sender is dropped with its entry when the stop has ended.
-static STOPPING: Mutex<BTreeMap<PodId, watch::Sender<()>>> = Mutex::new(BTreeMap::new());
+/// The sandboxes that this process is stopping.
+static STOPPING: Claims<PodId> = Claims::new();
 
 /// The right to stop a sandbox, which one call has at a time: kubelets repeat a call that takes long, and the
 /// repetitions would take the threads that stop other pods.
-pub(crate) struct StopRight(PodId);
+pub(crate) struct StopRight(Claim<PodId>);
 
 impl StopRight {
     /// # Errors
     /// Another call has the right.
     pub(crate) fn take(id: PodId) -> Result<Self, StopUnderWay> {
-        match STOPPING.lock().unwrap_or_else(PoisonError::into_inner).entry(id) {
-            Entry::Vacant(place) => {
-                place.insert(watch::Sender::new(()));
-                Ok(Self(id))
-            }
-            Entry::Occupied(stopping) => Err(StopUnderWay { id, end: stopping.get().subscribe() }),
-        }
-    }
-}
-
-impl Drop for StopRight {
-    fn drop(&mut self) {
-        STOPPING.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.0);
+        STOPPING.claim(id).map(Self).map_err(|end| StopUnderWay { id, end })
     }
 }
 
@@ -71,7 +57,8 @@ pub(crate) fn container_name(app: &AppRow) -> Option<&str> {
 ///
 /// # Errors
 /// The engine's errors, also if a plugin fails to release the network, which the next call repeats.
-pub(crate) fn stop_sandbox(engine: &Engine, &StopRight(id): &StopRight) -> Result<(), Status> {
+pub(crate) fn stop_sandbox(engine: &Engine, right: &StopRight) -> Result<(), Status> {
+    let id = right.0.key;
     match engine.stop(id, Duration::ZERO) {
         Ok(stopped) => {
             if let Some(why) = stopped.unwritten {

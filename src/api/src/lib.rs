@@ -35,6 +35,8 @@
 mod accept;
 mod audit;
 mod bridge;
+mod claims;
+mod clean_path;
 mod client_fault;
 mod context;
 mod daemon_log;

@@ -83,6 +83,14 @@ impl Observer {
         row.map(|row| self.engine.view(row)).ok_or_else(|| PodError::NotFound(prefix.clone()))
     }
 
+    /// The row of a pod; `None`: it is gone.
+    ///
+    /// # Errors
+    /// [`PodError`].
+    pub fn row(&self, id: PodId) -> Result<Option<PodRow>, PodError> {
+        Ok(self.engine.store.pod(id)?)
+    }
+
     /// See [`Engine::apps_with_id_prefix`].
     ///
     /// # Errors

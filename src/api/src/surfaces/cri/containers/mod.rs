@@ -28,11 +28,9 @@ mod security;
 mod stop;
 mod user;
 
-use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
 
-use gantry_engine::{AppRow, CONTAINER_START_ERROR, Engine, Observer, PodError, PodRow, PodView, PullPolicy, now};
+use gantry_engine::{AppRow, CONTAINER_START_ERROR, Engine, Observer, PodError, PodRow, PullPolicy, now};
 use gantry_model::id::shown;
 use gantry_model::{AppId, AppName, AppState, ErrorKind, Kind as _, Phase, PodId};
 use gantry_proto::cri::v1::ContainerConfig;
@@ -46,6 +44,7 @@ pub(super) use self::list::{ContainerSelector, attributes, list, status, statuse
 use self::record::{ContainerRecord, START_ERROR_TIME};
 pub(super) use self::stop::stop;
 use super::sandbox::{self, NoProgress};
+use crate::claims::Claims;
 use crate::status::{self as statuses, from_error};
 
 /// The exit code of a container that could not be started.
@@ -88,7 +87,11 @@ impl ContainerSource for Engine {
     }
 
     fn pod(&self, id: PodId) -> Result<Option<PodRow>, Status> {
-        row_of(self.status(id))
+        match self.status(id) {
+            Ok(view) => Ok(Some(*view.row)),
+            Err(PodError::NotFound(_)) => Ok(None),
+            Err(error) => Err(from_error(&error)),
+        }
     }
 }
 
@@ -98,15 +101,7 @@ impl ContainerSource for Observer {
     }
 
     fn pod(&self, id: PodId) -> Result<Option<PodRow>, Status> {
-        row_of(self.pod(&id.into()))
-    }
-}
-
-fn row_of(found: Result<PodView, PodError>) -> Result<Option<PodRow>, Status> {
-    match found {
-        Ok(view) => Ok(Some(*view.row)),
-        Err(PodError::NotFound(_)) => Ok(None),
-        Err(error) => Err(from_error(&error)),
+        self.row(id).map_err(|error| from_error(&error))
     }
 }
 
@@ -197,27 +192,7 @@ pub(super) fn create(
 }
 
 /// The containers that this process is starting.
-static STARTING: Mutex<BTreeSet<AppId>> = Mutex::new(BTreeSet::new());
-
-/// The right to start a container, which one call has at a time.
-struct StartRight(AppId);
-
-impl StartRight {
-    /// # Errors
-    /// `FAILED_PRECONDITION` if another call has it.
-    fn take(id: &AppId) -> Result<Self, Status> {
-        match STARTING.lock().unwrap_or_else(PoisonError::into_inner).insert(id.clone()) {
-            true => Ok(Self(id.clone())),
-            false => Err(Status::failed_precondition(format!("container {id} is already being started"))),
-        }
-    }
-}
-
-impl Drop for StartRight {
-    fn drop(&mut self) {
-        STARTING.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.0);
-    }
-}
+static STARTING: Claims<AppId> = Claims::new();
 
 /// Starts a container that was created.
 ///
@@ -225,9 +200,12 @@ impl Drop for StartRight {
 /// `NOT_FOUND` if there is no such container, `FAILED_PRECONDITION` if it was started before, another call is starting
 /// it or its sandbox has ended, and the engine's errors, after which the container has exited.
 pub(super) fn start(engine: &Engine, id: &str) -> Result<(), Status> {
-    let right = StartRight::take(&find_or_fail(engine, id)?.app.id)?;
-    // Another call may have started it before this one had the right.
-    let id = right.0.as_str();
+    let id = find_or_fail(engine, id)?.app.id;
+    let _claim = STARTING
+        .claim(id.clone())
+        .map_err(|_claimed| Status::failed_precondition(format!("container {id} is already being started")))?;
+    // Another call may have started it before this one had the claim.
+    let id = id.as_str();
     let FoundContainer { sandbox, app } = find_or_fail(engine, id)?;
     if app.state != AppState::Created || app.annotations.contains_key(CONTAINER_START_ERROR) {
         let state = if app.state.is_running() { "runs already" } else { "has exited" };

@@ -16,6 +16,7 @@ use sha2::{Digest as _, Sha256};
 use tonic::Status;
 
 use super::config::{invalid, stored_image, unsupported};
+use crate::clean_path::clean_path;
 use crate::status::invalid_field;
 
 /// Replaces the image of each mount by its id, so that it stays the same whatever becomes of its names; ContainerStatus
@@ -51,26 +52,11 @@ pub(super) fn translate(
         let is_image = matches!(kind, VolumeKind::Image { .. });
         spec.volumes.push(VolumeSpec { name: volume.clone(), kind, read_only: is_image });
         let Mount { container_path, readonly: read_only, .. } = mount;
-        let target = absolute(&container_path);
+        // Relative to the root, as containerd reads it. The supervisor finds it beneath the root.
+        let target = clean_path(&container_path);
         spec.app.mounts.push(MountSpec { volume, target, read_only, options });
     }
     Ok(())
-}
-
-/// A path in the container, relative to its root and with `.` and `..` removed as text, as containerd reads it. The
-/// supervisor finds it beneath the root.
-fn absolute(path: &str) -> String {
-    let mut names = Vec::new();
-    for name in path.split('/') {
-        match name {
-            "" | "." => {}
-            ".." => {
-                names.pop();
-            }
-            name => names.push(name),
-        }
-    }
-    format!("/{}", names.join("/"))
 }
 
 fn check_mappings(field: &str, mount: &Mount, user: Option<&UserNamespace>) -> Result<(), Status> {
@@ -175,20 +161,6 @@ pub(super) fn translate_devices(
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn paths_in_containers_become_absolute() {
-        for (path, want) in [
-            ("/m", "/m"),
-            ("m", "/m"),
-            ("/x/../m", "/m"),
-            ("../../m/./n//", "/m/n"),
-            ("/x/../proc", "/proc"),
-            ("", "/"),
-        ] {
-            assert_eq!(absolute(path), want, "{path:?}");
-        }
-    }
 
     #[test]
     fn devices_have_any_access() {

@@ -14,7 +14,7 @@
 
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
 use gantry_engine::split_log_path;
 use gantry_model::id::shown;
@@ -23,6 +23,7 @@ use rustix::io::Errno;
 use tonic::Status;
 
 use super::status_of;
+use crate::clean_path::clean_path;
 use crate::request::check_text;
 
 /// See the module.
@@ -75,7 +76,7 @@ impl FileAccess {
     /// too long.
     pub(super) fn open(&self, operation: &str, path: &str) -> Result<NamedFile, Status> {
         check_text("path", path)?;
-        let clean = if path.is_empty() { self.default_path().to_owned() } else { clean(path) };
+        let clean = if path.is_empty() { self.default_path().to_owned() } else { clean_path(path).into() };
         let failed = |errno| status_of(operation, path, errno);
         let below = clean.strip_prefix(&self.data_dir).ok();
         let handle = match (self.scope, below) {
@@ -140,21 +141,6 @@ impl NamedFile {
     pub(super) fn base_name(&self) -> Vec<u8> {
         self.path.file_name().map_or_else(|| b".".to_vec(), |name| name.as_bytes().to_vec())
     }
-}
-
-/// Makes a path absolute, and removes `.`, `..` and empty components without looking at the file system.
-fn clean(path: &str) -> PathBuf {
-    let mut clean = PathBuf::from("/");
-    for component in Path::new(path).components() {
-        match component {
-            Component::Normal(name) => clean.push(name),
-            Component::ParentDir => {
-                clean.pop();
-            }
-            Component::RootDir | Component::CurDir | Component::Prefix(_) => {}
-        }
-    }
-    clean
 }
 
 /// Opens a regular file for reading, which an O_PATH descriptor names; it is the same file whatever its path leads to
@@ -300,14 +286,6 @@ mod tests {
     }
 
     proptest! {
-        #[test]
-        fn clean_paths_are_absolute(path in "[a./\u{0}ü]{0,24}") {
-            let cleaned = clean(&path);
-            prop_assert!(cleaned.is_absolute());
-            prop_assert!(cleaned.components().skip(1).all(|part| matches!(part, Component::Normal(_))));
-            prop_assert_eq!(clean(cleaned.to_str().unwrap()), cleaned);
-        }
-
         #[test]
         fn any_path_is_opened_or_refused(path: String) {
             for scope in [FileScope::Host, FileScope::DataDir, FileScope::PodLogs] {
