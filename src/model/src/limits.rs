@@ -7,7 +7,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use crate::id::shown;
-use crate::spec::{SpecError, check_count, check_path, out_of_range};
+use crate::spec::{SpecError, check_count, check_memory_size, check_path, out_of_range};
 
 const MAX_IO_DEVICES: usize = 64;
 const MAX_HUGE_PAGE_SIZES: usize = 16;
@@ -276,15 +276,9 @@ impl Limits {
             Some(v) if v < low || v > high => Err(out_of_range(what, v, range)),
             _ => Ok(()),
         };
-        range("--memory", self.memory, 4096, MAX_BYTES, "at least 4096 bytes, and less than 8 EiB")?;
-        range("--memory-high", self.memory_high, 4096, MAX_BYTES, "at least 4096 bytes, and less than 8 EiB")?;
-        range(
-            "--memory-reservation",
-            self.memory_reservation,
-            4096,
-            MAX_BYTES,
-            "at least 4096 bytes, and less than 8 EiB",
-        )?;
+        check_memory_size("--memory", self.memory)?;
+        check_memory_size("--memory-high", self.memory_high)?;
+        check_memory_size("--memory-reservation", self.memory_reservation)?;
         for (what, soft) in [("--memory-high", self.memory_high), ("--memory-reservation", self.memory_reservation)] {
             if let (Some(soft), Some(hard)) = (soft, self.memory)
                 && soft > hard

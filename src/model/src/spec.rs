@@ -345,9 +345,7 @@ impl PodSpec {
                 manager.as_str()
             )));
         }
-        if let Some(size) = self.shm_size.filter(|size| !(4096..=i64::MAX.unsigned_abs()).contains(size)) {
-            return Err(out_of_range("--shm-size", size, "at least 4096 bytes, and less than 8 EiB"));
-        }
+        check_memory_size("--shm-size", self.shm_size)?;
         self.validate_namespaces()?;
         self.hostname.as_deref().map_or(Ok(()), check_hostname)
     }
@@ -574,6 +572,16 @@ pub fn environment_name(name: &str) -> Result<(), SpecError> {
 
 pub(crate) fn out_of_range(what: &str, value: impl std::fmt::Display, range: &str) -> SpecError {
     SpecError::new(format!("{what} {value} is out of range: {range}"))
+}
+
+/// Checks an amount of memory in bytes.
+pub(crate) fn check_memory_size(what: &str, bytes: Option<u64>) -> Result<(), SpecError> {
+    match bytes {
+        Some(bytes) if !(4096..=i64::MAX.unsigned_abs()).contains(&bytes) => {
+            Err(out_of_range(what, bytes, "at least 4096 bytes, and less than 8 EiB"))
+        }
+        _ => Ok(()),
+    }
 }
 
 pub(crate) fn check_count(what: &str, count: usize, max: usize) -> Result<(), SpecError> {

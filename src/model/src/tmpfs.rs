@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::id::shown;
 use crate::quantity;
-use crate::spec::{SpecError, check_path, out_of_range};
+use crate::spec::{SpecError, check_memory_size, check_path, out_of_range};
 
 /// A file system in memory (tmpfs(5)), of one app. Neither device nodes nor set-user-ID bits have an effect in it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -65,9 +65,7 @@ impl std::str::FromStr for TmpfsMount {
 impl TmpfsMount {
     pub(crate) fn validate(&self) -> Result<(), SpecError> {
         check_path("tmpfs target", &self.target)?;
-        if let Some(size) = self.size.filter(|size| !(4096..=i64::MAX.unsigned_abs()).contains(size)) {
-            return Err(out_of_range("tmpfs size", size, "at least 4096 bytes, and less than 8 EiB"));
-        }
+        check_memory_size("tmpfs size", self.size)?;
         if self.mode > 0o7777 {
             return Err(out_of_range("tmpfs mode", format_args!("{:o}", self.mode), "0 to 7777"));
         }
