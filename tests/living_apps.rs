@@ -545,7 +545,11 @@ fn commands_act_on_all_apps_or_none() {
         let out = g.run(&[command, &["sb", "typo"]].concat()).exits(1);
         let out = out.stderr_contains(&["no pod 'typo'", hint, "nothing was changed"]);
         assert_eq!(out.stdout, "", "{command:?}");
-        let _ = g.run(&[command, &["sb/good", "sb/typo"]].concat()).exits(1).stderr_contains(&["typo", "good"]);
+        let _ = g.run(&[command, &["sb/good", "sb/typo"]].concat()).exits(1).stderr_contains(&[
+            "typo",
+            "good",
+            "nothing was changed",
+        ]);
         let app = state(&g, &good);
         assert!(app["state"] == "running" && app["attempt"] == 0 && app["paused"] != true, "{command:?}: {app}");
     }

@@ -4,16 +4,24 @@
 pub(crate) fn hint(words: &[String], flag: &str) -> Option<String> {
     let name = flag.split('=').next().unwrap_or(flag);
     match (words.first()?.as_str(), name) {
-        ("kill", _) => signal(words).map(|signal| format!("write --signal={signal}")),
+        ("kill", flag) if !flag.starts_with("--") => signal(words).map(|signal| format!("write --signal={signal}")),
         ("rm", "-v" | "--volumes") => Some("leave it out: anonymous volumes are removed with the pod".to_owned()),
         ("inspect", "-f" | "--format") => {
             Some("select fields of the JSON with jq, or use 'gantry list --format' with --filter=id=POD".to_owned())
         }
         ("update", _) => {
-            name.strip_prefix("--pod-").map(|limit| format!("write --pod --{limit}={}", value(words, name)))
+            let limit = name.strip_prefix("--pod-").filter(|limit| has_flag("update", limit))?;
+            Some(format!("write --pod --{limit}={}", value(words, name)))
         }
         _ => None,
     }
+}
+
+/// Whether the command has a flag of this long name.
+fn has_flag(command: &str, long: &str) -> bool {
+    let root = crate::cli::command();
+    let flags = root.find_subcommand(command).into_iter().flat_map(clap::Command::get_arguments);
+    flags.into_iter().any(|flag| flag.get_long() == Some(long))
 }
 
 /// The signal of a word as kill(1) takes it: `-9`, `-HUP`.
@@ -47,7 +55,13 @@ mod tests {
             let hint = hint(&words, flag).unwrap_or_default();
             assert!(hint.contains(want), "{line}: {hint}");
         }
-        let words = ["kill".to_owned(), "--sginal".to_owned()];
-        assert_eq!(hint(&words, "--sginal"), None);
+        for (line, flag) in [
+            ("kill --sginal web", "--sginal"),
+            ("kill --sginal -9 web", "--sginal"),
+            ("update --pod-foo web", "--pod-foo"),
+        ] {
+            let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
+            assert_eq!(hint(&words, flag), None, "{line}");
+        }
     }
 }

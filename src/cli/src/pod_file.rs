@@ -61,6 +61,7 @@ const RESERVED_SERVICE_KEYS: [&str; 6] =
     ["ExecStart", "Type", "StandardInput", "StandardInputText", "StandardInputData", "KillMode"];
 
 /// A section of the file.
+#[derive(Clone, Copy)]
 enum Section {
     Unit,
     Service,
@@ -85,9 +86,8 @@ struct AppSection {
 /// The first [`PodFileError`].
 pub(crate) fn parse(text: &str, name: &str) -> Result<PodFile, PodFileError> {
     let mut draft = Draft::default();
-    let mut section = None;
     for (line, text) in logical_lines(strip_byte_order_mark(text)) {
-        draft.add_line(line, &text, &mut section).map_err(|why| PodFileError { line, why })?;
+        draft.add_line(line, &text).map_err(|why| PodFileError { line, why })?;
     }
     draft.finish(name)
 }
@@ -98,22 +98,24 @@ struct Draft {
     file: PodFile,
     pod_flags: Vec<String>,
     apps: Vec<AppSection>,
+    /// The section that the next keys belong to.
+    section: Option<Section>,
 }
 
 impl Draft {
     /// Adds a header, which becomes the section, or a key of the section.
-    fn add_line(&mut self, line: usize, text: &str, section: &mut Option<Section>) -> Result<(), String> {
+    fn add_line(&mut self, line: usize, text: &str) -> Result<(), String> {
         if let Some(header) = text.strip_prefix('[') {
             let header = header.strip_suffix(']').ok_or("a section begins with [NAME]")?;
-            *section = Some(parse_header(header, line, &mut self.apps)?);
+            self.section = Some(parse_header(header, line, &mut self.apps)?);
             return Ok(());
         }
         let (key, value) = text.split_once('=').ok_or("this is not KEY=VALUE")?;
-        let section = section.as_ref().ok_or("a key must be in a section: [Pod], [App NAME], [Unit], [Service]")?;
+        let section = self.section.ok_or("a key must be in a section: [Pod], [App NAME], [Unit], [Service]")?;
         self.add_key(section, key.trim(), value.trim())
     }
 
-    fn add_key(&mut self, section: &Section, key: &str, value: &str) -> Result<(), String> {
+    fn add_key(&mut self, section: Section, key: &str, value: &str) -> Result<(), String> {
         match section {
             Section::Unit => self.file.unit.push(format!("{key}={value}")),
             Section::Service if RESERVED_SERVICE_KEYS.contains(&key) => {
@@ -123,7 +125,7 @@ impl Draft {
             Section::Install => self.file.wanted_by.extend(install_links(key, value)?),
             Section::Pod => self.pod_flags.extend(flag_words(find_flag(key, true)?, value)?),
             Section::App(number) => {
-                if let Some(app) = self.apps.get_mut(*number) {
+                if let Some(app) = self.apps.get_mut(number) {
                     app.add_key(key, value)?;
                 }
             }
@@ -133,7 +135,7 @@ impl Draft {
 
     /// Makes the words of `gantry run`, and checks them.
     fn finish(self, name: &str) -> Result<PodFile, PodFileError> {
-        let Self { mut file, pod_flags, apps } = self;
+        let Self { mut file, pod_flags, apps, section: _ } = self;
         let whole = |why: &str| PodFileError { line: 1, why: why.to_owned() };
         // The service and the file with the pod's id are named after it, also if the pod has another name.
         let name: PodName = name.parse().map_err(|_| whole("the name of the file cannot be the name of a pod"))?;
@@ -258,6 +260,9 @@ fn flag_words(flag: &Flag, value: &str) -> Result<Vec<String>, String> {
 /// systemd.syntax(7). A name alone on its line takes the value that the service has.
 fn assignments(value: &str) -> Result<Vec<String>, String> {
     let words = split_words(value, Quoting::Systemd)?;
+    if words.is_empty() {
+        return Err("it names no variable: write NAME=VALUE, or leave it out".to_owned());
+    }
     match words.iter().find(|word| !word.contains('=')) {
         Some(word) if words.len() > 1 => Err(format!(
             "'{}' is not NAME=VALUE: a value with spaces needs quotes, as in \"A=b c\"",
@@ -361,12 +366,12 @@ fn split_words(text: &str, quoting: Quoting) -> Result<Vec<String>, String> {
 /// The character that the text after a backslash stands for.
 fn escaped(chars: &mut std::str::Chars<'_>, quoting: Quoting) -> Result<char, String> {
     let c = chars.next().ok_or("the text ends with a backslash")?;
-    let mut number = |digits: &str, radix: u32, count: usize| {
-        let rest = chars.as_str();
-        let digits = digits.to_owned() + &rest.chars().take(count).collect::<String>();
+    let mut number = |first: &str, radix: u32, count: usize| {
+        let (digits, rest) = chars.as_str().split_at_checked(count)?;
+        *chars = rest.chars();
+        let digits = format!("{first}{digits}");
         // FromStr accepts a plus sign.
         let code = u32::from_str_radix(&digits, radix).ok().filter(|code| *code > 0 && !digits.starts_with('+'));
-        *chars = rest.get(count..).unwrap_or_default().chars();
         code.and_then(char::from_u32)
     };
     let plain = match c {
@@ -387,7 +392,10 @@ fn escaped(chars: &mut std::str::Chars<'_>, quoting: Quoting) -> Result<char, St
         'U' => number("", 16, 8),
         _ => None,
     };
-    plain.ok_or_else(|| format!("'\\{}' is not an escape of systemd", gantry_model::id::shown(&c.to_string())))
+    plain.ok_or_else(|| {
+        let c = gantry_model::id::shown(&c.to_string());
+        format!("'\\{c}', with what follows, is not an escape of systemd.syntax(7)")
+    })
 }
 
 #[cfg(test)]
@@ -439,6 +447,11 @@ mod tests {
             ("\"A=x", "the closing \" is missing"),
             (r"A=\q", "is not an escape"),
             (r"A=\xff", "is not an escape"),
+            (r"A=\x4", "is not an escape"),
+            ("A=\\x4\u{e9}", "is not an escape"),
+            (r"A=\u41", "is not an escape"),
+            (r"A=\1", "is not an escape"),
+            ("", "it names no variable"),
             (r"A=\x0", "is not an escape"),
             (r"A=\000", "is not an escape"),
         ] {

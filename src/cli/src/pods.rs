@@ -25,7 +25,7 @@ pub(crate) fn find(engine: &Engine, text: &str) -> Result<PodId, Failure> {
 
 /// As [`find`]; `instead` is the command for an app, if there is one.
 fn find_only_pod(engine: &Engine, text: &str, instead: Option<&str>) -> Result<PodId, Failure> {
-    match split_words(text) {
+    match split_at_slash(text) {
         (pod, Some(_)) if !pod.is_empty() => {
             engine.find_pod(pod)?;
             let instead = instead.map(str::to_owned);
@@ -141,13 +141,13 @@ pub(crate) struct SelectedApp<'a> {
 }
 
 /// The pod and the app in `POD/APP`, or the pod alone.
-fn split_words(text: &str) -> (&str, Option<&str>) {
+fn split_at_slash(text: &str) -> (&str, Option<&str>) {
     text.split_once('/').map_or((text, None), |(pod, app)| (pod, Some(app)))
 }
 
 /// The pod and the app that a word names, if it names one.
 pub(crate) fn split(text: &str) -> Result<(&str, Option<AppName>), Failure> {
-    let (pod, app) = split_words(text);
+    let (pod, app) = split_at_slash(text);
     Ok((pod, app.map(str::parse).transpose()?))
 }
 

@@ -129,8 +129,12 @@ pub(crate) struct Rm {
 /// Arguments of `restart`.
 #[derive(Debug, clap::Args)]
 #[command(
-    mut_arg("pods", |pods| pods.value_name("POD[/APP]").help("Pods, whose started apps are restarted, or apps as POD/APP")),
-    mut_arg("all", |all| all.help("All running pods"))
+    mut_arg("pods", |pods| {
+        let help = "Pods, whose started apps are restarted, or apps as POD/APP. If one does not exist, none is changed";
+        pods.value_name("POD[/APP]").help(help)
+    }),
+    mut_arg("all", |all| all.help("All running pods with started apps, except sandboxes of a kubelet")),
+    mut_arg("filter", |filter| filter.help("Those of --all that match; the conditions are those of 'gantry list'"))
 )]
 pub(crate) struct Restart {
     #[command(flatten)]

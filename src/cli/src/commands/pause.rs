@@ -27,7 +27,9 @@ pub(crate) struct Unpause {
 
 /// The pods and apps of a command.
 #[derive(Debug, clap::Args)]
-#[command(mut_arg("pods", |pods| pods.value_name("POD[/APP]").help("Pods, or apps as POD/APP")))]
+#[command(mut_arg("pods", |pods| {
+    pods.value_name("POD[/APP]").help("Pods, or apps as POD/APP. If one does not exist, none is changed")
+}))]
 struct PauseTargets {
     #[command(flatten)]
     pods: PodSet,

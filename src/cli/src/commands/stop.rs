@@ -96,7 +96,9 @@ fn is_running(row: &PodRow) -> bool {
 
 /// Arguments of `kill`.
 #[derive(Debug, clap::Args)]
-#[command(mut_arg("pods", |pods| pods.value_name("POD[/APP]").help("Pods, or apps as POD/APP")))]
+#[command(mut_arg("pods", |pods| {
+    pods.value_name("POD[/APP]").help("Pods, or apps as POD/APP. If one does not exist, none is changed")
+}))]
 pub(crate) struct Kill {
     #[command(flatten)]
     pods: PodSet,

@@ -175,6 +175,11 @@ impl<'a> Parser<'a> {
         Ok(())
     }
 
+    /// Whether the next word may be meant as an argument of the last app: it has none yet.
+    fn may_be_argument(&self) -> bool {
+        self.draft.apps.last().is_some_and(|app| app.args.is_none())
+    }
+
     /// Notes how to write a word that is taken for an image, if it may not be one.
     fn note_hint(&mut self, word: &str, at: usize) {
         if let Some(hint) = self.net_hint(word, at) {
@@ -182,9 +187,9 @@ impl<'a> Parser<'a> {
             self.image_hint = Some(hint);
             return;
         }
-        let is_further = !self.draft.apps.is_empty() && self.draft.options.net_hint.is_none();
-        let may_be_argument = || !matches!(second_word::classify(word, Separator::None), WordKind::Image);
-        if is_further && (may_be_argument() || !self.words.iter().any(|word| word == "--")) {
+        let may_be_argument = self.may_be_argument() && self.draft.options.net_hint.is_none();
+        let reads_like_image = || matches!(second_word::classify(word, Separator::None), WordKind::Image);
+        if may_be_argument && (!reads_like_image() || !self.words.iter().any(|word| word == "--")) {
             self.image_hint = Some(format!(
                 "'{}' was taken for another image; the arguments of an app follow '--': {}",
                 gantry_model::id::shown(word),
@@ -233,7 +238,7 @@ impl<'a> Parser<'a> {
     /// Fails if a later `--` makes the word a further image, which does not exist.
     fn check_further_image(&self, word: &str, at: usize) -> Result<(), UsageError> {
         let separator = Separator::find(&self.words[at + 1..]);
-        let may_be_absent = !self.draft.apps.is_empty() && separator == Separator::Arguments;
+        let may_be_absent = self.may_be_argument() && separator == Separator::Arguments;
         match may_be_absent && self.look_up(word, separator) == ImageLookup::NotFound {
             true => Err(self.not_an_image(word, at)),
             false => Ok(()),

@@ -120,8 +120,10 @@ fn separators_in_the_arguments_are_explained() {
         let error = apps(&words(line), &look_up).unwrap_err();
         assert!(error.contains(want), "{line}: {error}");
     }
-    let error = apps(&words("web docker://log --nmae=x -- y"), &look_up).unwrap_err();
-    assert!(!error.contains("was taken"), "{error}");
+    for line in ["web docker://log --nmae=x -- y", "web -- a --- Upper -- b", "web -- a --- lgo --nmae=x -- b"] {
+        let error = apps(&words(line), &look_up).unwrap_err();
+        assert!(!error.contains("was taken"), "{line}: {error}");
+    }
 }
 
 #[test]
