@@ -278,8 +278,8 @@ impl From<Vec<(AppName, AppState)>> for AppChanges {
 
 /// The annotation of a pod with the reason why its start failed.
 pub const FAILURE: &str = "gantry/failure";
-/// The annotation of a pod with the name that it had until its removal began or its start failed. The event of its
-/// removal has that name; another pod may have the name meanwhile.
+/// The annotation of a pod with the name that it had until its removal began or its preparation was aborted. The event
+/// of its removal has that name; another pod may have the name meanwhile.
 pub(crate) const FORMER_NAME: &str = "gantry/former-name";
 
 impl Change {
