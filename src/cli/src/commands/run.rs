@@ -4,6 +4,7 @@ use std::io::Write as _;
 use std::path::Path;
 
 use gantry_engine::{Engine, Prepare, PrepareError, RunOptions, Running, Show};
+use gantry_model::id::shown;
 use gantry_model::spec::VolumeKind;
 use gantry_model::{AddedAppSpec, AppSpec, ErrorKind, Kind as _, NetMode, PodId, PodSpec};
 
@@ -14,7 +15,7 @@ use crate::environment;
 use crate::exit::ExitStatus;
 use crate::failure::{CliError, Failure, io, print_stderr, warn};
 use crate::foreground::{self, ForegroundPod, Interactive, LivePod, SignalProxy};
-use crate::grammar::{IdFile, PodOptions, Pull, Request};
+use crate::grammar::{IdFile, ONE_POD, PodOptions, Pull, Request, is_network_of_container};
 use crate::pods::OnePod;
 use crate::progress;
 use crate::render::json;
@@ -156,6 +157,9 @@ impl RunPrepared {
         let (flag, given) = if self.network.is_empty() { ("--net", &self.net) } else { ("--network", &self.network) };
         if given.is_empty() {
             return Ok(None);
+        }
+        if let Some(value) = given.iter().find(|value| is_network_of_container(value)) {
+            return Err(Failure::usage(format!("{flag}={} is not supported: {ONE_POD}", shown(value))));
         }
         let mode = given.join(",").parse::<NetMode>();
         mode.map(Some).map_err(|error| Failure::usage(format!("{flag}: {error}")))
@@ -379,6 +383,7 @@ mod tests {
         for (line, want) in [
             ("12 --net=host --net=a", "--net: 'host' cannot be combined"),
             ("12 --network ../x", "--network: '../x' is not the name of a network"),
+            ("12 --network container:x", "--network=container:x is not supported: apps that share a network"),
             ("12 --network x --net=y", "cannot be used with"),
         ] {
             let error = net(line).unwrap_err();

@@ -37,6 +37,7 @@ pub(crate) use draft::merged_environment;
 #[cfg(test)]
 pub(crate) use flags::{APP_FLAGS, POD_FLAGS};
 pub(crate) use flags::{Flag, all as all_flags, describe};
+pub(crate) use network::{ONE_POD, is_network_of_container};
 pub(crate) use parse::{check_values, parse};
 pub(crate) use second_word::ImageLookup;
 pub(crate) use values::{check_variable_name, message};

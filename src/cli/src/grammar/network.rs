@@ -35,13 +35,20 @@ enum Special {
     None,
 }
 
+/// What to use instead of docker's `--net=container:NAME`.
+pub(crate) const ONE_POD: &str =
+    "apps that share a network are apps of one pod: write gantry run IMAGE --- IMAGE, or gantry app add POD IMAGE";
+
+/// Whether a value of `--net` is docker's `container:NAME`.
+pub(crate) fn is_network_of_container(value: &str) -> bool {
+    value.strip_prefix("container:").is_some_and(|pod| !pod.contains('='))
+}
+
 impl NetDraft {
     /// `--net`; without a value the default network, as in rkt.
     pub(super) fn net(&mut self, value: &str) -> Result<(), ValueError> {
-        if value.strip_prefix("container:").is_some_and(|pod| !pod.contains('=')) {
-            return Err(ValueError::Unsupported(
-                "apps that share a network are apps of one pod: write gantry run IMAGE --- IMAGE, or gantry app add POD IMAGE",
-            ));
+        if is_network_of_container(value) {
+            return Err(ValueError::Unsupported(ONE_POD));
         }
         let value = if value.is_empty() { gantry_model::net::DEFAULT } else { value };
         let text = match &self.net {
