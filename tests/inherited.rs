@@ -130,6 +130,19 @@ fn limits_scores_and_priorities_are_reset() {
     assert_eq!(g.run(&["exec", &pod, "--", "/bin/app", "oom-adj"]).ok().text(), "0");
 }
 
+/// SIGXFSZ would kill the supervisor or the command.
+#[test]
+fn a_limit_of_file_sizes_kills_no_process() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    let limited = |kibibytes: u32| format!("ulimit -f {kibibytes}; exec \"$0\" \"$@\"");
+    let few = run_by(&g, &["bash", "-c", &limited(0)], &["volume", "create", "v"]);
+    let _ = few.exits(125).stderr_contains(&["File too large"]);
+    let line = ["run", "--quiet", "--net=none", "-d", &image, "--", "flood", "20000000"];
+    let pod = pod_id(&run_by(&g, &["bash", "-c", &limited(4000)], &line).ok());
+    assert_eq!(g.run(&["wait", &pod]).ok().text(), "0");
+}
+
 #[test]
 fn descriptors_are_not_inherited() {
     let g = Gantry::new();

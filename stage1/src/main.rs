@@ -78,7 +78,7 @@ This is started by gantry, not by hand.";
 const LOG_FILTER: &str = "off,gantry_stage1=info,gantry_net=info,gantry_netlink=info";
 
 fn main() -> ExitCode {
-    gantry_host::signals::restore_child_signal();
+    gantry_host::signals::set_dispositions();
     if let Ok(filter) = LOG_FILTER.parse() {
         gantry_logging::init(filter, gantry_logging::LogFormat::Text);
     }

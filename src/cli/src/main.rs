@@ -53,7 +53,7 @@ fn main() -> ExitCode {
     #[cfg(target_env = "musl")]
     ALLOCATOR.adopt_thread();
     gantry_host::memory::keep_freed();
-    gantry_host::signals::restore_child_signal();
+    gantry_host::signals::set_dispositions();
     let status = dispatch::run(std::env::args_os().skip(1));
     terminal::restore();
     status.into()

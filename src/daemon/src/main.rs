@@ -110,7 +110,7 @@ impl Args {
 fn main() -> ExitCode {
     // Before any thread starts: it removes variables from the environment.
     let passed = Listener::passed();
-    gantry_host::signals::restore_child_signal();
+    gantry_host::signals::set_dispositions();
     gantry_engine::share_arenas();
     let args = Args::parse();
     let daemon_log = Arc::new(DaemonLog::default());

@@ -44,10 +44,12 @@ pub(crate) enum QuotaCommand {
     Set = 0x80_0008,
 }
 
-/// Gives SIGCHLD its default action.
-pub(crate) fn restore_child_signal() {
-    // SAFETY: signal(2) takes two numbers; SIG_DFL runs no code of this process.
-    let _valid_signal = unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
+/// Gives SIGCHLD its default action, and ignores SIGXFSZ.
+pub(crate) fn set_dispositions() {
+    for (signal, action) in [(libc::SIGCHLD, libc::SIG_DFL), (libc::SIGXFSZ, libc::SIG_IGN)] {
+        // SAFETY: signal(2) takes two numbers; neither action runs code of this process.
+        let _valid_signal = unsafe { libc::signal(signal, action) };
+    }
 }
 
 /// Sets how many free bytes at the end of the heap glibc keeps, and how many it requests beyond an allocation. Other
