@@ -223,6 +223,9 @@ fn resource_limits_are_enforced() {
     let _ = g.app(&["--pids-limit=30"], &["fork-bomb", "200"]).exits(3).stdout_contains("of 200");
     let _ = g.app(&["--pids-limit=30"], &["threads", "200"]).exits(3);
     assert_eq!(g.app(&["--oom-score-adj=500"], &["oom-adj"]).ok().text(), "500");
+    let low = g.app(&["--oom-score-adj=-500"], &["oom-adj"]).ok();
+    let has_warning = low.stderr.contains("--oom-score-adj has no effect: lowering it to -500 needs CAP_SYS_RESOURCE");
+    assert_eq!(low.text() != "-500", has_warning, "{low}");
     // The kernel refuses a quota below 1 % of a processor.
     let _ = g.app(&["--cpu=1m"], &["true"]).ok();
 }

@@ -22,6 +22,7 @@ use crate::app::user::{self, UserRequest};
 use crate::app::{App, AppInput, AppOutput, OutputSource};
 use crate::app::{own_namespaces, terminal, ulimits};
 use crate::cgroup::AppCgroup;
+use crate::cgroup::limits::IneffectiveLimit;
 use crate::cgroup::oom::OomTracker;
 use crate::failure::{Attempt, Result, failure};
 use crate::files::file_systems::FileSystems;
@@ -291,20 +292,18 @@ impl ProcessInputs<'_> {
     ///
     /// Lowering one needs CAP_SYS_RESOURCE, which the root of some virtual machines and containers lacks. The app runs
     /// with the lowest score that is permitted then, as with other runtimes: kubelets ask for -997.
+    /// [`App::ineffective_oom_score`] finds that.
     pub(crate) fn set_oom_score(&self, process: Pid) -> Result<()> {
-        let asked = self.app.plan.options.oom_score_adj;
-        let score = asked.unwrap_or(0);
-        let path = format!("/proc/{}/oom_score_adj", process.as_raw_nonzero());
-        match std::fs::write(path, score.to_string()) {
-            Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
-                if asked.is_some() {
-                    tracing::warn!("oom_score_adj of '{}' is not lowered to {score}: {error}", self.app.plan.name);
-                }
-                Ok(())
-            }
+        let score = self.app.plan.options.oom_score_adj.unwrap_or(0);
+        match std::fs::write(oom_score_path(process), score.to_string()) {
+            Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => Ok(()),
             other => other.attempt(|| format!("cannot set oom_score_adj to {score}")),
         }
     }
+}
+
+fn oom_score_path(process: Pid) -> String {
+    format!("/proc/{}/oom_score_adj", process.as_raw_nonzero())
 }
 
 /// A pipe whose reading end, the supervisor's, is non-blocking.
@@ -372,6 +371,16 @@ impl App {
         }
         self.input = input;
         Ok(())
+    }
+
+    /// The requested OOM score, if the process that was made has another one.
+    pub(crate) fn ineffective_oom_score(&self) -> Result<Option<IneffectiveLimit>> {
+        let Some((asked, waiting)) = self.plan.options.oom_score_adj.zip(self.waiting.as_ref()) else {
+            return Ok(None);
+        };
+        let score = std::fs::read_to_string(oom_score_path(waiting.pid)).attempt(|| "cannot read oom_score_adj")?;
+        let cause = || format!("lowering it to {asked} needs CAP_SYS_RESOURCE, which this root lacks");
+        Ok((score.trim() != asked.to_string()).then(|| IneffectiveLimit::new("--oom-score-adj", cause())))
     }
 
     /// Moves on to another attempt, and to its log.

@@ -45,6 +45,13 @@ pub(crate) struct IneffectiveLimit {
     flag: &'static str,
 }
 
+impl IneffectiveLimit {
+    /// The limit of a flag.
+    pub(crate) fn new(flag: &'static str, cause: String) -> Self {
+        Self { cause, flag }
+    }
+}
+
 /// The warnings about limits that have no effect: one per cause.
 pub(crate) fn warnings(ineffective: &[IneffectiveLimit]) -> Vec<String> {
     let mut flags: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
