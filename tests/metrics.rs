@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use gantry_tests::api::Served;
-use gantry_tests::{Gantry, Running, wait_for};
+use gantry_tests::{Gantry, Running, pod_id, wait_for};
 
 /// The address that gantryd has logged.
 fn metrics_address(daemon: &mut Running) -> String {
@@ -125,6 +125,24 @@ fn metrics_follow_updated_limits() {
         (restarted && limits(&text) == [f64::from(96 << 20), 200.0]).then_some(())
     });
     g.run(&["stop", "web"]).succeeded();
+    served.end();
+    g.remove_all();
+}
+
+#[test]
+fn restarts_of_exited_apps_are_counted() {
+    let g = Gantry::new();
+    let (served, address) = serve(&g);
+    let pod = pod_id(&g.run(&["app", "sandbox", "--net=none"]).ok());
+    g.run(&["app", "add", &pod, &g.fixture(), "--name=a", "--restart=on-failure:2", "--", "exit", "1"]).succeeded();
+    g.run(&["app", "start", &format!("{pod}/a")]).succeeded();
+    wait_for("the last start", || {
+        let text = scrape(&address);
+        let restarts = text.lines().find(|line| line.starts_with("gantry_container_restarts_total{"))?;
+        assert!(restarts.contains(r#"container="a""#), "{restarts}");
+        (value(&text, "gantry_container_restarts_total", &[]) == 2.0).then_some(())
+    });
+    g.run(&["rm", "--force", &pod]).succeeded();
     served.end();
     g.remove_all();
 }

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use gantry_engine::{PodRow, SampledPod, SampledVolume};
+use gantry_engine::{AppRow, PodRow, SampledPod, SampledVolume};
 use gantry_model::Timestamp;
 use gantry_model::pod_namespace::{KUBERNETES_NAME, KUBERNETES_NAMESPACE};
 use gantry_model::stats::{AppStats, DiskUsage, InterfaceUsage, ResourceUsage, TrafficStats};
@@ -190,9 +190,6 @@ const SPEC_METRICS: &[TargetMetric] = &[
     metric("container_spec_cpu_shares", Gauge, "The CPU weight; 1024 by default.", |target| {
         Some(Count(target.app?.cpu_limits?.shares))
     }),
-    metric("gantry_container_restarts_total", Counter, "Starts of the container after its first one.", |target| {
-        Some(Count(target.app?.attempt.into()))
-    }),
 ];
 
 /// A metric of an interface.
@@ -304,6 +301,7 @@ pub(super) fn write(out: &mut Exposition, pods: &[SampledPod]) {
             }
         }
     }
+    write_restarts(out, pods);
     write_disk(out, pods, &targets);
     write_devices(out, &targets);
     write_interfaces(out, pods);
@@ -319,20 +317,37 @@ fn targets(pod: &SampledPod) -> Vec<Target<'_>> {
         started: stats.started,
         sampled: stats.sampled,
     }];
-    targets.extend(stats.apps.iter().map(|app| {
-        let row = view.row.apps.iter().find(|row| row.name == app.name);
-        let name = row.map(|row| row.id.to_string()).unwrap_or_default();
-        let cgroup = format!("{}/{}", view.row.cgroup, app.name);
-        let container = row.and_then(kubernetes::container_name).unwrap_or(app.name.as_str());
-        Target {
-            labels: labels(&view.row, &cgroup, &name, &app.image_name, container),
+    targets.extend(stats.apps.iter().filter_map(|app| {
+        let row = view.row.apps.iter().find(|row| row.name == app.name)?;
+        Some(Target {
+            labels: app_labels(&view.row, row),
             usage: &app.usage,
             app: Some(app),
             started: app.started,
             sampled: stats.sampled,
-        }
+        })
     }));
     targets
+}
+
+/// Writes how often apps were started again, also of those that wait for their next start.
+fn write_restarts(out: &mut Exposition, pods: &[SampledPod]) {
+    let help = "Starts of the container after its first one.";
+    let mut family = out.family("gantry_container_restarts_total", Counter, help);
+    for SampledPod { view, stats, .. } in pods {
+        for app in &view.row.apps {
+            if let Some(attempt) = app.state.attempt() {
+                let labels = app_labels(&view.row, app);
+                family.sample_at(&labels, Count(attempt.into()), stats.sampled.0 / 1_000_000);
+            }
+        }
+    }
+}
+
+fn app_labels(pod: &PodRow, app: &AppRow) -> Labels {
+    let cgroup = format!("{}/{}", pod.cgroup, app.name);
+    let container = kubernetes::container_name(app).unwrap_or(app.name.as_str());
+    labels(pod, &cgroup, &app.id.to_string(), &app.image_name, container)
 }
 
 fn labels(pod: &PodRow, id: &str, name: &str, image: &str, container: &str) -> Labels {

@@ -199,12 +199,28 @@ impl Metrics {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     #[test]
     fn operations_and_removals_are_in_order() {
         assert!(Operation::ALL.iter().enumerate().all(|(at, operation)| *operation as usize == at));
         assert!(Removal::ALL.iter().enumerate().all(|(at, removal)| *removal as usize == at));
+    }
+
+    #[test]
+    fn every_metric_is_in_the_manual() {
+        let is_metric = |word: &&str| {
+            ["container_", "gantry_", "process_"].iter().any(|prefix| word.starts_with(prefix))
+                && word.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_')
+        };
+        let source = concat!(include_str!("containers.rs"), include_str!("operations.rs"));
+        let served: BTreeSet<&str> = source.split('"').filter(is_metric).collect();
+        let manual = include_str!("../../../../docs/metrics.md");
+        let rows = manual.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next());
+        let documented: BTreeSet<&str> = rows.filter(is_metric).collect();
+        assert_eq!(documented, served);
     }
 
     #[test]

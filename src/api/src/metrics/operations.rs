@@ -148,6 +148,13 @@ pub(super) fn write_process(out: &mut Exposition) {
     let mut family = out.family("process_cpu_seconds_total", MetricType::Counter, help);
     let nanoseconds = (stat.utime + stat.stime).saturating_mul(1_000_000_000 / ticks);
     family.sample(&none, MetricValue::Nanoseconds(nanoseconds));
+    if let Ok(boot) = procfs::boot_time_secs() {
+        let help = "Start time of gantryd since the Unix epoch.";
+        let mut family = out.family("process_start_time_seconds", MetricType::Gauge, help);
+        family.sample(&none, MetricValue::Nanoseconds(start_time(boot, stat.starttime, ticks)));
+    }
+    let mut family = out.family("process_virtual_memory_bytes", MetricType::Gauge, "Virtual memory of gantryd.");
+    family.sample(&none, MetricValue::Count(stat.vsize));
     let mut family = out.family("process_resident_memory_bytes", MetricType::Gauge, "Resident memory of gantryd.");
     family.sample(&none, MetricValue::Count(stat.rss.saturating_mul(procfs::page_size())));
     if let Ok(count) = process.fd_count() {
@@ -157,5 +164,35 @@ pub(super) fn write_process(out: &mut Exposition) {
     if let Some(limit) = rustix::process::getrlimit(rustix::process::Resource::Nofile).current {
         let mut family = out.family("process_max_fds", MetricType::Gauge, "Maximum descriptors of gantryd.");
         family.sample(&none, MetricValue::Count(limit));
+    }
+}
+
+/// The nanoseconds from 1970 to a start, which was this many clock ticks after the boot, itself in seconds.
+fn start_time(boot: u64, started: u64, ticks_per_second: u64) -> u64 {
+    let since_boot = started.saturating_mul(1_000_000_000 / ticks_per_second);
+    boot.saturating_mul(1_000_000_000).saturating_add(since_boot)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn process_metrics_have_the_common_names() {
+        let mut out = Exposition::default();
+        write_process(&mut out);
+        let text = out.into_text();
+        let value = |name: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+            line.unwrap_or_else(|| panic!("no {name}: {text}")).parse::<f64>().unwrap()
+        };
+        assert!(value("process_virtual_memory_bytes") >= value("process_resident_memory_bytes"));
+        let age = gantry_engine::now().0 as f64 / 1e9 - value("process_start_time_seconds");
+        // The kernel's time of the boot has a grain of a second.
+        assert!((-2.0..86_400.0).contains(&age), "{age}");
+        for name in ["process_cpu_seconds_total", "process_open_fds", "process_max_fds"] {
+            assert!(value(name) >= 0.0, "{name}");
+        }
+        assert_eq!(start_time(1_700_000_000, 250, 100), 1_700_000_002_500_000_000);
     }
 }
