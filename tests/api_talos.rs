@@ -295,6 +295,26 @@ fn logs_have_the_lines_asked_for() {
     g.remove_all();
 }
 
+#[test]
+fn prepared_pods_are_not_restarted() {
+    let g = Gantry::new();
+    let (served, address) = serve(&g);
+    let image = g.fixture();
+    let pod =
+        pod_id(&g.run(&["prepare", "--net=none", "--pod-name=web", &image, "--name=a", "--", "sleep", "600"]).ok());
+    for id in ["web", "web:a", &pod[..8]] {
+        let (code, text) = failure(&address, "machine.MachineService/Restart", &request(id));
+        assert_eq!(code, "FAILED_PRECONDITION", "{id}: {text}");
+        assert!(text.contains("ServiceStart of \"web\""), "{text}");
+    }
+    assert_eq!(g.status(&pod)["phase"], "prepared");
+    let reply = message(&address, "machine.MachineService/ServiceStart", &json!({ "id": "web" }));
+    assert_eq!(reply["resp"], "Service \"web\" started");
+    assert_eq!(g.status(&pod)["phase"], "running");
+    served.end();
+    g.remove_all();
+}
+
 /// The events of a stream until one has this text, without the first message, which has no data.
 #[track_caller]
 fn events(address: &str, request: &Value, until: &str) -> Vec<Value> {

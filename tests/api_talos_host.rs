@@ -90,8 +90,8 @@ fn time_is_that_of_a_server() {
     assert_eq!(code, "UNKNOWN");
     assert!(text.starts_with("failed to query NTP server") && text.contains("RATE"), "{text}");
     let (code, text) = failure(&address, "time.TimeService/Time", &json!({}));
-    assert_eq!(code, "UNKNOWN");
-    assert!(text.starts_with("failed to query NTP server"), "{text}");
+    assert_eq!(code, "FAILED_PRECONDITION");
+    assert!(text.starts_with("failed to query NTP server: none is configured"), "{text}");
     served.end();
 }
 

@@ -135,10 +135,21 @@ fn events_follow_services_in_order() {
     // A tail that begins between the request and the end knows of the request.
     let tail = states(&address, &json!({ "tail_events": 6 }), &pod, last);
     assert_eq!(tail, seen[seen.len() - 6..]);
-    // A pod that was removed has its UUID.
+    // A pod that was removed keeps its last name, also after a restart of gantryd.
+    let mut live = spawn_script("node_client.py", &[&address, "machine.MachineService/Events", "{}"]);
+    live.wait_for_stdout("\n");
     g.run(&["rm", "--force", &pod]).succeeded();
+    let shown = messages_until(&live, "SKIPPED");
+    let last = &shown[shown.len() - 1]["data"];
+    assert_eq!((&last["service"], &last["action"]), (&json!("shop"), &json!("SKIPPED")), "{last}");
+    drop(live);
     let seen = states(&address, &all, &pod, "SKIPPED");
-    assert!(seen.iter().all(|(service, _)| *service == pod || *service == format!("{pod}:a")), "{seen:?}");
+    assert!(seen.len() > 10 && seen.iter().all(|(service, _)| service == "shop" || service == "shop:a"), "{seen:?}");
+    served.end();
+    let served = g.serve(&["--machine-listen", &address]);
+    assert_eq!(states(&address, &all, &pod, "SKIPPED"), seen);
+    let tail = states(&address, &json!({ "tail_events": 4 }), &pod, "SKIPPED");
+    assert_eq!(tail, seen[seen.len() - 4..]);
     served.end();
 }
 

@@ -1,5 +1,5 @@
 //! Events: the history of pods and apps as `ServiceStateEvent`s, then new ones. A pod is the service that ServiceList
-//! shows, an app `SERVICE:APP`; a pod that has been removed since is the service `UUID`. The message has the UUID.
+//! shows, an app `SERVICE:APP`; a pod that has been removed since keeps its last id. The message has the UUID.
 //!
 //! The first message has no data: newer clients wait for it.
 
@@ -227,7 +227,7 @@ impl Subscriber {
             return Ok(Vec::new());
         }
         let pods = changes.iter().map(|(_, event, _)| event.id.clone()).collect();
-        let ids = self.service_ids.read(&self.context, pods, batch.to, self.since).await?;
+        let ids = self.service_ids.read(&self.context, pods, batch.from, batch.to, self.since).await?;
         let mut messages = Vec::new();
         for (seq, event, change) in changes {
             let pod = ids.get(&event.id).unwrap_or(&event.id);

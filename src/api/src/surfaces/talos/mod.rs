@@ -16,6 +16,7 @@ mod files;
 mod host;
 mod image_calls;
 mod images;
+mod last_ids;
 mod logs;
 mod names;
 mod node;

@@ -1,4 +1,5 @@
-//! Restart: the stop signal, SIGKILL after the grace period, and the next start; the reply follows the start.
+//! Restart: the stop signal, SIGKILL after the grace period, and the next start; the reply follows the start. A pod
+//! that was only prepared is not started: ServiceStart does that.
 //!
 //! As in Talos, a sandbox of a kubelet and its containers are only stopped: a container with the stop signal and the
 //! grace period, a sandbox at once with SIGKILL, as by StopPodSandbox. For the kubelet, their end is final: it creates
@@ -20,8 +21,8 @@ use crate::status;
 /// Restarts an app, or the apps of a pod; what has exited is started. Nothing of a kubelet's sandbox is started.
 ///
 /// # Errors
-/// `NOT_FOUND` if there is no such pod or app, `FAILED_PRECONDITION` for an app of a pod that has exited with others or
-/// a container of a kubelet that does not run, and the engine's errors.
+/// `NOT_FOUND` if there is no such pod or app, `FAILED_PRECONDITION` for a pod that has not been started yet, an app of
+/// a pod that has exited with others or a container of a kubelet that does not run, and the engine's errors.
 pub(super) async fn restart(node: &Node, peer: Peer, request: RestartRequest) -> Result<(), Status> {
     let (namespace, _) = Namespace::parse(&request.namespace, request.driver)?;
     if namespace == Namespace::System && request.id == names::DAEMON {
@@ -40,6 +41,12 @@ fn plan_restart(observer: &Observer, selection: Selection, id: &str) -> Result<P
     let view = observer.pod(&pod.into()).map_err(|error| status::from_error(&error))?;
     if is_kubelet_sandbox(&view.row) {
         return plan_stop(&view.row, selection.app, id);
+    }
+    if matches!(view.row.phase, Phase::Prepared { .. }) {
+        let service = names::pod_id(&view.row);
+        return Err(Status::failed_precondition(format!(
+            "pod {pod} has not been started yet, so it cannot be restarted: start it with ServiceStart of \"{service}\""
+        )));
     }
     let apps = view.row.apps;
     match (selection.app, matches!(view.row.phase, Phase::Running { .. })) {

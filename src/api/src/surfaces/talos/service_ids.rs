@@ -3,7 +3,7 @@
 //! The store is read again when an event is newer than the ids: a pod may have been created or renamed before it. All
 //! streams share what was read. Names of pods are unique, so reading the rows of an event's pods is enough. The ids of
 //! pods that a kubelet made are not: which of several has it depends on all pods, which are read at a limited rate, and
-//! streams send larger batches meanwhile.
+//! streams send larger batches meanwhile. A pod that was removed keeps its last id ([`super::last_ids`]).
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -14,6 +14,7 @@ use tokio::sync::Mutex;
 use tokio::time::Instant;
 use tonic::Status;
 
+use super::last_ids::LastIds;
 use super::service_list::{read_all_service_ids, read_service_ids};
 use crate::bridge::Weight;
 use crate::context::Context;
@@ -33,6 +34,7 @@ struct IdCache {
     last: Option<CachedIds>,
     /// When all pods were read last.
     all_read_at: Option<Instant>,
+    last_ids: LastIds,
 }
 
 #[derive(Debug)]
@@ -45,8 +47,8 @@ struct CachedIds {
 }
 
 impl ServiceIds {
-    /// The ids of these pods as of the event with this number and of this time, or later. A pod that is no service has
-    /// its UUID.
+    /// The ids of these pods as of the event with the number `position` and of this time, or later. A pod that is no
+    /// service has its last id, else its UUID. Their events have numbers above `after`.
     ///
     /// # Errors
     /// The store cannot be read.
@@ -54,6 +56,7 @@ impl ServiceIds {
         &self,
         context: &Context,
         pods: BTreeSet<String>,
+        after: u64,
         position: u64,
         since: Instant,
     ) -> Result<PodServiceIds, Status> {
@@ -84,8 +87,14 @@ impl ServiceIds {
                 ids
             }
         };
-        for pod in pods {
-            ids.entry(pod.clone()).or_insert(pod);
+        cache.last_ids.remember(&ids);
+        let gone: Vec<String> = pods.into_iter().filter(|pod| !ids.contains_key(pod)).collect();
+        if gone.iter().any(|pod| !cache.last_ids.know(pod)) {
+            cache.last_ids.search(context, after).await?;
+        }
+        for pod in gone {
+            let id = cache.last_ids.get(&pod);
+            ids.insert(pod, id);
         }
         let ids = Arc::new(ids);
         cache.last = Some(CachedIds { ids: Arc::clone(&ids), read_at, position });

@@ -59,6 +59,11 @@ fn daemon_parts(config: &Config) -> [DaemonPart; 3] {
     ]
 }
 
+/// Whether a part of gantryd has this id.
+pub(super) fn is_part_id(config: &Config, id: &str) -> bool {
+    daemon_parts(config).iter().any(|part| part.id == id)
+}
+
 /// All services by their ids.
 ///
 /// # Errors
@@ -105,10 +110,9 @@ pub(super) fn read_service_ids(
     if views.iter().any(|view| names::has_kubernetes_id(&view.row)) {
         return Ok(None);
     }
-    let is_taken = |id: &str| daemon_parts(config).iter().any(|part| part.id == id);
     let named = views.into_iter().filter(is_service).map(|view| {
         let id = names::pod_id(&view.row);
-        (view.row.id.to_string(), if is_taken(&id) { view.row.id.to_string() } else { id })
+        (view.row.id.to_string(), if is_part_id(config, &id) { view.row.id.to_string() } else { id })
     });
     Ok(Some(named.collect()))
 }

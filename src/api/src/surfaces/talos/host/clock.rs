@@ -51,13 +51,14 @@ impl TimeChecks {
     /// Asks a server for its time.
     ///
     /// # Errors
-    /// `INVALID_ARGUMENT` if the name is too long, `RESOURCE_EXHAUSTED` if too many checks are under way, and `UNKNOWN`
-    /// with Talos' text if there is no server, it does not reply, or it has no time.
+    /// `INVALID_ARGUMENT` if the name is too long, `FAILED_PRECONDITION` if there is none, `RESOURCE_EXHAUSTED` if too
+    /// many checks are under way, and `UNKNOWN` with Talos' text, as in Talos, if the server does not reply or has no
+    /// time.
     pub(in super::super) async fn check(&self, server: &str) -> Result<Time, Status> {
         check_text("server", server)?;
         if server.is_empty() {
-            let text = "failed to query NTP server: gantryd's configuration names none ('time-server')";
-            return Err(ClientFault::mark(Status::unknown(text)));
+            let text = "failed to query NTP server: none is configured: set 'time-server' in gantryd's configuration";
+            return Err(Status::failed_precondition(text));
         }
         let failed = |why: &str| {
             let text = format!("failed to query NTP server \"{}\": {why}", shown(server));
@@ -210,6 +211,15 @@ mod tests {
             let failed = checks.check("time.example").await.unwrap_err();
             assert_eq!(failed.message(), "failed to query NTP server \"time.example\": no such name");
         });
+    }
+
+    #[test]
+    fn a_missing_server_is_a_failed_precondition() {
+        let checks = TimeChecks { resolve: |_| panic!("a lookup"), ..TimeChecks::default() };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let refused = runtime.block_on(checks.check("")).unwrap_err();
+        assert_eq!(refused.code(), tonic::Code::FailedPrecondition);
+        assert!(refused.message().contains("'time-server'"), "{refused}");
     }
 
     #[test]
