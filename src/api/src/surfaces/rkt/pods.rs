@@ -2,11 +2,10 @@
 
 use std::collections::HashMap;
 
-use gantry_engine::name_and_version;
-use gantry_engine::{AppRow, NetworkSummary, Networks, Observer, PodError, PodFilesStamp, PodView};
+use gantry_engine::{AppRow, NetworkSummary, Networks, Observer, PodError, PodFilesStamp, PodView, name_and_version};
 use gantry_model::id::shown;
 use gantry_model::query::PodFilter;
-use gantry_model::{ErrorKind, ImageId, Kind as _, NetMode, PodPrefix};
+use gantry_model::{ErrorKind, ImageId, Kind as _, NetMode, Phase, PodPrefix};
 use gantry_proto::encoded::Encoded;
 use gantry_proto::rkt::v1alpha::{self as wire, InspectPodResponse, ListPodsResponse, Network};
 use prost::Message;
@@ -50,11 +49,43 @@ pub(super) fn list(observer: &Observer, filters: &[PodFilter], detail: Detail) -
     let mut size = ListSize::default();
     let mut pods = Vec::with_capacity(views.len());
     for view in views {
-        let pod = pod(&mut images, &view, detail)?;
+        let Some(pod) = present_pod(&mut images, &view, filters, detail)? else { continue };
         size.add(&pod)?;
         pods.push(pod);
     }
     Ok(Encoded::from_message(&ListPodsResponse { pods }))
+}
+
+/// A pod that matches any of the filters. One that is being removed may have lost its manifest since its row was read:
+/// then it is shown as it is now. `None`: it is gone, or matches no more.
+fn present_pod(
+    images: &mut ImageCache<'_>,
+    view: &PodView,
+    filters: &[PodFilter],
+    detail: Detail,
+) -> Result<Option<wire::Pod>, Status> {
+    let shown = pod(images, view, detail)?;
+    if !lacks_manifest(view, &shown, detail) {
+        return Ok(Some(shown));
+    }
+    let id = view.row.id;
+    let all = [PodFilter::default()];
+    let filters = if filters.is_empty() { &all } else { filters };
+    let may_match = |filter: &&PodFilter| filter.ids.is_empty() || filter.ids.contains(&id);
+    let of_pod = |filter: &PodFilter| PodFilter { ids: vec![id], ..filter.clone() };
+    let filters: Vec<PodFilter> = filters.iter().filter(may_match).map(of_pod).collect();
+    let views = images.observer.pods(&filters).map_err(|error| status::from_error(&error))?;
+    // A manifest that is missing again is lost.
+    views.first().map(|view| pod(images, view, detail)).transpose()
+}
+
+/// Whether a pod is shown without the manifest that pods have in its state.
+fn lacks_manifest(view: &PodView, shown: &wire::Pod, detail: Detail) -> bool {
+    let has_manifest = match view.row.phase {
+        Phase::Prepared { .. } | Phase::Running { .. } | Phase::Exited { .. } | Phase::Starting { .. } => true,
+        Phase::Embryo | Phase::Preparing | Phase::AbortedPrepare { .. } | Phase::Garbage { .. } => false,
+    };
+    has_manifest && detail.manifest.is_some() && shown.manifest.is_empty()
 }
 
 /// The pod whose id starts with this text: an `InspectPodResponse`, which the cache keeps if it can.
@@ -66,10 +97,17 @@ pub(super) fn inspect(
 ) -> Result<Encoded, Status> {
     // Before reading: a commit or another file in between must not be taken for one that was read.
     let epoch = cache.begin();
-    let view = resolve(observer, &request.id)?;
+    let mut view = resolve(observer, &request.id)?;
     let dir = view.dir();
     let stamp = PodFilesStamp::read(&dir).filter(PodFilesStamp::is_settled);
-    let pod = pod(&mut ImageCache::new(observer), &view, detail)?;
+    let mut images = ImageCache::new(observer);
+    let mut shown = pod(&mut images, &view, detail)?;
+    if lacks_manifest(&view, &shown, detail) {
+        // It may have been removed in between.
+        view = resolve(observer, &request.id)?;
+        shown = pod(&mut images, &view, detail)?;
+    }
+    let pod = shown;
     let has_manifest = !pod.manifest.is_empty();
     let response = Encoded::from_message(&InspectPodResponse { pod: Some(pod) });
     // A manifest or image that cannot be read now may be readable the next time. If the database was replaced before

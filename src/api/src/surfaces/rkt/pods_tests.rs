@@ -1,6 +1,9 @@
-//! Sizes and networks; the server's tests cover complete responses.
+//! Sizes, networks and removed pods; the server's tests cover complete responses.
 
+use gantry_engine::{Engine, Note, Options, Prepare, Progress, PullPolicy, Secrets};
+use gantry_model::PhaseName;
 use gantry_model::net::{PodAddress, PodNetwork};
+use gantry_model::spec::{AppSpec, PodSpec};
 
 use super::*;
 
@@ -65,4 +68,42 @@ fn one_address_per_family_is_reported() {
         let got = Networks::from_list(&got).unwrap();
         assert_eq!(networks(&asked.parse().unwrap(), &got).unwrap(), want, "{asked}");
     }
+}
+
+#[test]
+fn removed_pods_are_not_shown_without_manifests() {
+    struct Quiet;
+    impl Progress for Quiet {
+        fn notify(&self, _note: Note) {}
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let options = Options::new(dir.path().join("data"));
+    let engine = Engine::open(options.clone()).unwrap();
+    let layer = gantry_fixtures::Layer::new().file("bin/app", "text", 0o755);
+    let image = gantry_fixtures::Image::builder().layer(layer).entrypoint(&["/bin/app"]).build().unwrap();
+    let archive = dir.path().join("image.tar");
+    gantry_fixtures::write_oci_archive(&archive, &[(&image, "one")]).unwrap();
+    let reference = format!("oci-archive:{}", archive.display()).parse().unwrap();
+    engine.fetch(&reference, PullPolicy::New, None, &Quiet).unwrap();
+    let prepare = || {
+        let app = AppSpec::new("a".parse().unwrap(), gantry_model::RequestedImage::new(image.id()));
+        let spec = PodSpec { apps: vec![app], ..PodSpec::default() };
+        engine.create(Prepare::new(spec, PullPolicy::Never, &Quiet).unwrap()).unwrap().prepare().unwrap()
+    };
+    let (removed, lost) = (prepare(), prepare());
+    let observer = Observer::open(options).unwrap();
+    let [view, damaged] = [removed, lost].map(|pod| observer.pod(&pod.into()).unwrap());
+    let detail = Detail { manifest: Some(Secrets::Shown) };
+    let filters = [PodFilter { phases: vec![PhaseName::Prepared], ..PodFilter::default() }];
+    let mut images = ImageCache::new(&observer);
+    let mut show = |view: &PodView, detail, filters: &[PodFilter]| {
+        present_pod(&mut images, view, filters, detail).unwrap().map(|pod| (pod.id, pod.manifest.is_empty()))
+    };
+    assert_eq!(show(&view, detail, &filters), Some((removed.to_string(), false)));
+    // The rows of both were read before: one is removed, the other has lost its manifest.
+    engine.rm(removed, false).unwrap();
+    std::fs::remove_dir_all(damaged.dir()).unwrap();
+    assert_eq!((show(&view, detail, &filters), show(&view, detail, &[])), (None, None));
+    assert_eq!(show(&damaged, detail, &filters), Some((lost.to_string(), true)));
+    assert_eq!(show(&view, Detail { manifest: None }, &[]), Some((removed.to_string(), true)));
 }
