@@ -5,7 +5,7 @@
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use gantry_contract::control::{MAX_LONG_REQUEST, MAX_MESSAGE, Reply, Request, Status};
 use gantry_contract::files;
@@ -48,7 +48,7 @@ pub enum ControlError {
     Silent {
         /// The pod.
         id: PodId,
-        /// The time it had.
+        /// The time it had, in whole seconds; at least 1.
         seconds: u64,
     },
     /// The supervisor closed the connection.
@@ -103,6 +103,14 @@ pub enum ControlError {
     },
 }
 
+impl ControlError {
+    /// No reply in this time, which is rounded to seconds: at least one, for "within 0 s" promises nothing.
+    fn silent(id: PodId, waited: Duration) -> Self {
+        let seconds = waited.saturating_add(Duration::from_millis(500)).as_secs().max(1);
+        Self::Silent { id, seconds }
+    }
+}
+
 impl Kind for ControlError {
     fn kind(&self) -> ErrorKind {
         match self {
@@ -125,6 +133,8 @@ pub(crate) struct Connection {
     fd: OwnedFd,
     /// The time that sending may take.
     send_timeout: Duration,
+    /// When it was made.
+    since: Instant,
 }
 
 /// What a caller makes of the reply to its request.
@@ -177,8 +187,8 @@ impl Engine {
         // Bounds connecting to a full backlog, and sending to a full buffer.
         set_socket_timeout(&fd, Timeout::Send, Some(within)).map_err(fail)?;
         match rustix::io::retry_on_intr(|| connect(&fd, &address)) {
-            Ok(()) => Ok(Connection { id, fd, send_timeout: within }),
-            Err(rustix::io::Errno::AGAIN) => Err(ControlError::Silent { id, seconds: within.as_secs() }),
+            Ok(()) => Ok(Connection { id, fd, send_timeout: within, since: Instant::now() }),
+            Err(rustix::io::Errno::AGAIN) => Err(ControlError::silent(id, within)),
             Err(errno) => Err(fail(errno)),
         }
     }
@@ -260,7 +270,7 @@ impl Connection {
         let message = [IoSlice::new(&bytes)];
         match rustix::io::retry_on_intr(|| sendmsg(&self.fd, &message, &mut control, SendFlags::NOSIGNAL)) {
             Ok(_) => Ok(()),
-            Err(rustix::io::Errno::AGAIN) => Err(ControlError::Silent { id, seconds: self.send_timeout.as_secs() }),
+            Err(rustix::io::Errno::AGAIN) => Err(ControlError::silent(id, self.send_timeout)),
             Err(rustix::io::Errno::PIPE | rustix::io::Errno::CONNRESET) => Err(ControlError::Closed(id)),
             Err(errno) => Err(ControlError::Io { id, attempt: "send a request to", source: errno.into() }),
         }
@@ -290,7 +300,9 @@ impl Connection {
             errno => io(errno.into()),
         };
         if process::readable(&[self.fd.as_fd()], deadline).map_err(io)?.is_none() {
-            return Err(ControlError::Silent { id, seconds: deadline.duration().as_secs() });
+            // A caller that has waited by itself looks without a timeout.
+            let timeout = Some(deadline.duration()).filter(|timeout| !timeout.is_zero());
+            return Err(ControlError::silent(id, timeout.unwrap_or_else(|| self.since.elapsed())));
         }
         // Most replies are short: zeroing 128 KiB costs more than asking for the length.
         let (_, length) = rustix::io::retry_on_intr(|| {
@@ -345,7 +357,8 @@ mod tests {
     fn pair() -> (Connection, OwnedFd) {
         let (ours, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
-        (Connection { id: PodId::from_random([1; 16]), fd: ours, send_timeout: REPLY_TIMEOUT }, theirs)
+        let (id, since) = (PodId::from_random([1; 16]), Instant::now());
+        (Connection { id, fd: ours, send_timeout: REPLY_TIMEOUT, since }, theirs)
     }
 
     fn answer(to: &OwnedFd, answer: &Reply) {
@@ -373,13 +386,27 @@ mod tests {
         let (connection, _theirs) = pair();
         let error = connection.receive(Duration::from_millis(5)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unavailable);
+        assert!(error.to_string().contains(" within 1 s;"), "{error}");
+    }
+
+    #[test]
+    fn silence_is_reported_with_the_time_waited() {
+        let (connection, _theirs) = pair();
+        let since = connection.since.checked_sub(Duration::from_millis(15_020)).unwrap();
+        let error = Connection { since, ..connection }.receive(Duration::ZERO).unwrap_err();
+        assert!(error.to_string().contains(" within 15 s;"), "{error}");
+        for (waited, want) in [(0, 1), (1_400, 1), (9_970, 10), (10_000, 10)] {
+            let error = ControlError::silent(PodId::from_random([1; 16]), Duration::from_millis(waited));
+            assert!(matches!(error, ControlError::Silent { seconds, .. } if seconds == want), "{waited}: {error}");
+        }
     }
 
     #[test]
     fn descriptors_are_passed() {
         let (connection, theirs) = pair();
         let (reading, writing) = rustix::pipe::pipe().unwrap();
-        let other = Connection { id: connection.id, fd: theirs, send_timeout: REPLY_TIMEOUT };
+        let (id, since) = (connection.id, connection.since);
+        let other = Connection { id, fd: theirs, send_timeout: REPLY_TIMEOUT, since };
         other.send(&Request::Status, &[writing.as_fd(), writing.as_fd(), writing.as_fd()]).unwrap();
         drop(writing);
         let mut bytes = vec![0; 100];
