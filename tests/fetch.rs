@@ -79,7 +79,8 @@ fn image_id_prefixes_are_accepted_everywhere() {
         assert_eq!(g.run(&["run", "--rm", "--net=none", short, "--", "args"]).ok().stdout, "[]\n", "{short}");
         let _ = g.run(&["image", "cat-manifest", short]).ok();
     }
-    let _ = g.run(&["run", &hex[..7]]).exits(125).stderr_contains(&["names no registry"]);
+    let _ = g.run(&["run", &hex[..7]]).exits(125).stderr_contains(&["names no registry", "8 digits or more"]);
+    let _ = g.run(&["fetch", "deadbeef00"]).exits(125).stderr_contains(&["or an id that begins so"]);
     g.run(&["image", "rm", &hex[..12]]).succeeded();
 }
 
@@ -314,4 +315,17 @@ fn is_replaced(entry: &fs::DirEntry) -> bool {
 fn files_below(dir: &std::path::Path) -> Vec<std::path::PathBuf> {
     let all = fs::read_dir(dir).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
     all.flat_map(|path| if path.is_dir() { files_below(&path) } else { vec![path] }).collect()
+}
+
+/// The policy is about registries.
+#[test]
+fn archives_are_imported_with_any_policy() {
+    let g = Gantry::new();
+    let image = tiny("local").build().unwrap();
+    let layout = g.layout("local", &image);
+    for flag in ["--pull=never", "--pull=update"] {
+        assert_eq!(g.run(&["fetch", flag, &layout]).ok().text(), image.id(), "{flag}");
+        g.run(&["image", "rm", &image.id()]).succeeded();
+    }
+    let _ = g.run(&["fetch", "--pull=never", "reg.example/a:1"]).exits(125).stderr_contains(&["is not in the store"]);
 }

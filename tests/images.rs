@@ -278,6 +278,28 @@ fn removed_images_are_reported_despite_later_failures() {
     g.check_invariants();
 }
 
+/// As `docker save A:1 A:2` does.
+#[test]
+fn an_image_is_saved_once() {
+    let g = Gantry::new();
+    let id = g.fixture();
+    g.run(&["image", "tag", &id, "docker.io/library/app:1", "docker.io/library/other:latest"]).succeeded();
+    let other = g.import("second", &image_with_metadata());
+    let file = g.scratch().join("names.tar").display().to_string();
+    g.run(&["save", "-o", &file, "app:1", &other, "docker.io/library/other", "app:1"]).succeeded();
+    let list = std::process::Command::new("tar").args(["-xOf", &file, "manifest.json"]).output().unwrap();
+    let list: serde_json::Value = serde_json::from_slice(&list.stdout).unwrap();
+    assert_eq!(list[0]["RepoTags"].as_array().unwrap().len(), 2, "{list}");
+    assert_eq!(list.as_array().unwrap().len(), 2, "{list}");
+    for name in ["app:1", "other", "other:latest", "docker.io/library/other:latest"] {
+        let fresh = Gantry::new();
+        let image = format!("docker-archive:{file}:{name}");
+        assert_eq!(fresh.run(&["run", "--rm", "--net=none", &image, "--", "args"]).ok().stdout, "[]\n", "{name}");
+        let names = fresh.json(&["image", "list"])[0]["names"].clone();
+        assert_eq!(names, json!(["docker.io/library/app:1", "docker.io/library/other:latest"]));
+    }
+}
+
 #[test]
 fn save_and_load_work_through_pipes() {
     let g = Gantry::new();

@@ -149,7 +149,7 @@ fn named(source: Box<dyn Source + Send>, stem: &str, tag: &str) -> Local {
 
 /// The name in the store for a name from an archive; `None` if it is malformed. `docker save` writes `alpine:3` for
 /// Docker Hub's `alpine`. An OCI layout may have a bare tag, which belongs to the layout's own name (its `stem`).
-fn canonical(name: &str, stem: &str, docker: bool) -> Option<String> {
+pub(crate) fn canonical(name: &str, stem: &str, docker: bool) -> Option<String> {
     if !docker && is_tag(name) {
         return format!("{stem}:{name}").parse::<ImageRef>().ok().map(|_| format!("{stem}:{name}"));
     }

@@ -217,7 +217,7 @@ impl Context<'_> {
         }
         match names.len() {
             0 if self.policy == PullPolicy::Never => Err(FetchError::not_in_store(&short.to_string())),
-            0 => Err(no_registry(&short.to_string())),
+            0 => Err(no_registry(short)),
             1 => self.full(names.remove(0)),
             _ if short.digest.is_some() || self.is_one_image(&names)? => self.full(names.remove(0)),
             _ => {
@@ -283,9 +283,6 @@ impl Context<'_> {
 
     fn local(&self, reference: &ImageRef, stdin: Option<&mut dyn Read>) -> Result<Fetched, FetchError> {
         let shown = reference.to_string();
-        if self.policy == PullPolicy::Never {
-            return Err(FetchError::not_in_store(&shown));
-        }
         self.progress.notify(Note::Resolving { name: shown });
         self.import(local::open(self.store, reference, stdin, &self.config.caps)?)
     }
@@ -299,7 +296,13 @@ impl Context<'_> {
 }
 
 /// The error for a short name that neither the store nor a default registry completes.
-fn no_registry(name: &str) -> FetchError {
+fn no_registry(short: &ShortName) -> FetchError {
+    let name = &short.to_string();
+    let known = match short.id_prefix() {
+        Some(_) => "no image in the store has that name, or an id that begins so",
+        None if is_like_short_id(name) => "no image in the store has that name (an id needs 8 digits or more)",
+        None => "no image in the store has that name",
+    };
     let advice = match foreign_transport(name) {
         Some(advice) => advice.to_owned(),
         None if Path::new(name).exists() => format!("write ./{name} for the file"),
@@ -309,6 +312,12 @@ fn no_registry(name: &str) -> FetchError {
         ),
     };
     let name = shown(name);
-    let message = format!("'{name}' names no registry, and no image in the store is called so; {advice}");
+    let message = format!("'{name}' names no registry, and {known}; {advice}");
     FetchError::refused(ErrorKind::Invalid, message)
+}
+
+/// Whether a name reads like the first digits of an id, and not like a word.
+fn is_like_short_id(name: &str) -> bool {
+    let is_hex = name.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+    is_hex && name.len() >= 4 && name.bytes().any(|byte| byte.is_ascii_digit())
 }

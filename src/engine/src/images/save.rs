@@ -5,6 +5,7 @@ use std::path::Path;
 
 use gantry_fetch::export::{self, ArchiveFormat, ExportError};
 use gantry_model::{ErrorKind, ImageRef, Kind};
+use gantry_store::ImageRow;
 use thiserror::Error;
 
 use crate::error::need_root;
@@ -31,8 +32,8 @@ impl Kind for ImageSaveError {
 }
 
 impl Engine {
-    /// Writes images into one archive. An image given by a name has that name in the archive; one given by its id has
-    /// all of its names. Temporary files are unnamed, in the directory `spool`.
+    /// Writes images into one archive, each once. An image given by names has those names in the archive; one given by
+    /// its id has all of its names. Temporary files are unnamed, in the directory `spool`.
     ///
     /// # Errors
     /// [`ImageSaveError`]; the output is incomplete then.
@@ -45,11 +46,17 @@ impl Engine {
     ) -> Result<(), ImageSaveError> {
         // Layers hold files that only root may read.
         need_root("save an image").map_err(ImageError::from)?;
-        let mut images = Vec::new();
+        let mut images: Vec<(ImageRow, Vec<String>)> = Vec::new();
         for reference in references {
             let (image, named) = self.find(reference)?;
             let names = if named.is_empty() { image.names.clone() } else { named };
-            images.push((image, names));
+            match images.iter_mut().find(|(known, _)| known.id == image.id) {
+                Some((_, known)) => {
+                    let new: Vec<_> = names.into_iter().filter(|name| !known.contains(name)).collect();
+                    known.extend(new);
+                }
+                None => images.push((image, names)),
+            }
         }
         Ok(export::write_archive(self.store(), &images, format, spool, out)?)
     }

@@ -5,7 +5,7 @@
 //! configuration and layers is generated. The same archive always gives the same manifest, and so the same image id. An
 //! uncompressed layer has its `diff_id` as digest; the reader verifies it as any other.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
 use std::sync::Arc;
 
@@ -18,6 +18,7 @@ use serde_json::json;
 use super::Archive;
 use super::files::Files;
 use crate::config::MAX_LAYERS;
+use crate::local::canonical;
 use crate::manifest::{DOCKER_CONFIG, OCI_MANIFEST};
 use crate::source::{Descriptor, Hasher, MAX_DOCUMENT, RootDocument, Source, SourceError, digest_of};
 
@@ -82,7 +83,41 @@ fn read_list(archive: &Archive) -> Result<Vec<Listed>, SourceError> {
     let list: Vec<Listed> = serde_json::from_slice(&list).map_err(|e| invalid(archive, "manifest.json", e))?;
     match list.is_empty() {
         true => Err(SourceError::NotFound { what: "an image".to_owned(), place: archive.place() }),
-        false => Ok(list),
+        false => Ok(merged(list)),
+    }
+}
+
+/// The list with each image once, which then has the names of all of its entries.
+fn merged(list: Vec<Listed>) -> Vec<Listed> {
+    let mut images: Vec<Listed> = Vec::new();
+    let mut known = BTreeMap::new();
+    for listed in list {
+        let key = (listed.config.clone(), listed.layers.clone(), listed.gantry_names.is_some());
+        let at = *known.entry(key).or_insert(images.len());
+        match images.get_mut(at) {
+            Some(image) => {
+                image.repo_tags = joined(image.repo_tags.take(), listed.repo_tags);
+                image.gantry_names = joined(image.gantry_names.take(), listed.gantry_names);
+            }
+            None => images.push(listed),
+        }
+    }
+    for image in &mut images {
+        for names in [&mut image.repo_tags, &mut image.gantry_names].into_iter().flatten() {
+            let mut seen = BTreeSet::new();
+            names.retain(|name| seen.insert(name.clone()));
+        }
+    }
+    images
+}
+
+fn joined(one: Option<Vec<String>>, other: Option<Vec<String>>) -> Option<Vec<String>> {
+    match (one, other) {
+        (Some(mut one), Some(other)) => {
+            one.extend(other);
+            Some(one)
+        }
+        (one, other) => one.or(other),
     }
 }
 
@@ -134,18 +169,24 @@ fn read(archive: &Arc<Archive>, listed: Listed) -> Result<DockerArchive, SourceE
     })
 }
 
+/// The image of this name, or of this tag if no name is so; without either, the only one.
 fn choose(list: Vec<Listed>, tag: Option<&str>, place: &str) -> Result<Listed, SourceError> {
     let tags = |listed: &Listed| listed.repo_tags.clone().unwrap_or_default();
     let mut names: Vec<String> = list.iter().flat_map(tags).map(|name| shown(&name)).collect();
     names.truncate(MAX_SHOWN);
-    let wanted = |listed: &Listed| match tag {
-        None => true,
-        // `name:tag` as listed, or the tag alone.
+    let found = match tag {
+        None => list,
         Some(tag) => {
-            tags(listed).iter().any(|name| name == tag || name.rsplit_once(':').is_some_and(|(_, t)| t == tag))
+            // docker and podman complete both: `app` is Docker Hub's `library/app:latest`.
+            let full = canonical(tag, "", true);
+            let is_same = |name: &String| name == tag || full.is_some() && canonical(name, "", true) == full;
+            let has_tag = |name: &String| name.rsplit_once(':').is_some_and(|(_, of_name)| of_name == tag);
+            let (named, others): (Vec<_>, Vec<_>) = list.into_iter().partition(|one| tags(one).iter().any(is_same));
+            let tagged = || others.into_iter().filter(|one| tags(one).iter().any(has_tag)).collect();
+            if named.is_empty() { tagged() } else { named }
         }
     };
-    let mut found = list.into_iter().filter(wanted);
+    let mut found = found.into_iter();
     match (found.next(), found.next()) {
         (Some(one), None) => Ok(one),
         (Some(_), Some(_)) => Err(SourceError::Ambiguous { place: place.to_owned(), names, scheme: "docker-archive" }),
@@ -208,5 +249,48 @@ impl Source for DockerArchive {
 
     fn format(&self) -> Option<ImageFormat> {
         Some(ImageFormat::Docker)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn listed(config: &str, tags: &[&str]) -> Listed {
+        let tags = tags.iter().map(|&tag| tag.to_owned()).collect();
+        Listed { config: config.to_owned(), repo_tags: Some(tags), layers: None, gantry_names: None }
+    }
+
+    #[test]
+    fn entries_of_one_image_are_merged() {
+        let list = vec![listed("a", &["x:1", "x:2"]), listed("b", &["y:1"]), listed("a", &["x:2", "x:3"])];
+        let images: Vec<_> = merged(list).into_iter().map(|image| (image.config, image.repo_tags.unwrap())).collect();
+        let want = [("a", vec!["x:1", "x:2", "x:3"]), ("b", vec!["y:1"])];
+        assert_eq!(images.len(), 2);
+        for ((config, tags), want) in images.iter().zip(&want) {
+            assert_eq!((config.as_str(), tags.len(), tags.iter().eq(&want.1)), (want.0, want.1.len(), true));
+        }
+    }
+
+    #[test]
+    fn names_choose_an_image() {
+        let list = || vec![listed("a", &["app:latest", "app:2"]), listed("b", &["reg.example/app:3", "old:other"])];
+        let list = || list().into_iter().chain([listed("c", &["other:latest"])]).collect::<Vec<_>>();
+        for (tag, want) in [
+            ("app", Some("a")),
+            ("app:2", Some("a")),
+            ("docker.io/library/app:latest", Some("a")),
+            ("library/app", Some("a")),
+            ("2", Some("a")),
+            ("reg.example/app:3", Some("b")),
+            ("other", Some("c")),
+            ("latest", None),
+            ("app:3", None),
+            ("nothing", None),
+        ] {
+            let chosen = choose(list(), Some(tag), "x.tar").ok().map(|image| image.config);
+            assert_eq!(chosen.as_deref(), want, "{tag}");
+        }
+        assert!(choose(list(), None, "x.tar").is_err());
     }
 }

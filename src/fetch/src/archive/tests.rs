@@ -261,7 +261,7 @@ fn the_scheme_selects_one_of_two_formats() {
 fn invalid_archives_are_rejected() {
     let large = vec![b' '; (crate::source::MAX_DOCUMENT + 1) as usize];
     let two =
-        serde_json::json!([{ "Config": "c.json", "RepoTags": ["a:1"] }, { "Config": "c.json", "RepoTags": null }]);
+        serde_json::json!([{ "Config": "c.json", "RepoTags": ["a:1"] }, { "Config": "d.json", "RepoTags": null }]);
     let loops = Tar::default().link(b'2', "manifest.json", "x").link(b'2', "x", "manifest.json").end();
     let up = serde_json::json!([{ "Config": "../../etc/passwd", "Layers": [] }]).to_string();
     let count = serde_json::json!([{ "Config": "c.json", "Layers": ["a"] }]).to_string();
