@@ -103,7 +103,7 @@ fn a_reloaded_configuration_counts_for_calls() {
     let host = registry.host();
     let _config = g.write("gantryd.toml", &format!("gc-interval = '1h'\ndefault-registry = '{host}'\n"));
     served.daemon().signal(Signal::HUP);
-    served.daemon().wait_for_stderr("configuration read again");
+    served.daemon().wait_for_stderr("configuration reloaded");
     assert_eq!(pull(&address, "app:1"), image.id());
     assert_eq!(status(&address, "app:1")["repo_tags"], json!([format!("{host}/app:1")]));
     remove(&address, "app:1");

@@ -237,7 +237,7 @@ fn invalid_addresses_are_rejected() {
     let _ = refused(&g, &["--listen", "none", "--listen", "127.0.0.1:0"], &["error:"]);
     // Without any API, pods are still managed.
     let mut keeper = g.spawn_command(&mut g.daemon(&["--listen", "none"]));
-    let said = keeper.wait_for_stderr("info: keeping");
+    let said = keeper.wait_for_stderr("info: reconciling the pods of");
     assert!(!said.contains("serving on"), "{said}");
     keeper.signal(Signal::TERM);
     let _ = keeper.wait().ok();

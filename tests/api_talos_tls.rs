@@ -257,7 +257,7 @@ fn a_removed_authority_ends_open_and_new_calls() {
     let _back = g.write("second.crt", &texts[0]);
     let _changed = g.write("gantryd.toml", &configuration(&g.scratch(), "second.crt"));
     node.served.daemon().signal(Signal::HUP);
-    node.served.daemon().wait_for_stderr("configuration read again");
+    node.served.daemon().wait_for_stderr("configuration reloaded");
     assert_eq!((node.call(&old, VERSION), node.call(&new, VERSION)), ("OK".to_owned(), "UNAVAILABLE".to_owned()));
     // Without certificates in the configuration, no client is accepted.
     let _removed = g.write("gantryd.toml", "gc-interval = '1h'\n");
@@ -477,10 +477,10 @@ fn machine_control_is_for_administrators() {
     for (is_permitted, codes) in [(true, ["OK", "PERMISSION_DENIED"]), (false, ["UNIMPLEMENTED"; 2])] {
         let _changed = g.write("gantryd.toml", &control(is_permitted));
         let daemon = node.served.daemon();
-        let count = daemon.stderr().matches("configuration read again").count();
+        let count = daemon.stderr().matches("configuration reloaded").count();
         daemon.signal(Signal::HUP);
         wait_for("the configuration", || {
-            (node.served.daemon().stderr().matches("configuration read again").count() > count).then_some(())
+            (node.served.daemon().stderr().matches("configuration reloaded").count() > count).then_some(())
         });
         let got = [&operator, &admin].map(|client| node.call(client, "machine.MachineService/Reboot"));
         assert_eq!([&got[1][..], &got[0][..]], codes);

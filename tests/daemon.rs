@@ -144,7 +144,7 @@ fn without_inotify_gantryd_polls() {
     blind.current_dir(g.scratch());
     let mut keeper = g.spawn_command(&mut blind);
     keeper.wait_for_stderr("max_user_instances");
-    keeper.wait_for_stderr("info: keeping");
+    keeper.wait_for_stderr("info: reconciling the pods of");
     let short = ["run", "--net=none", "-d", &image, "--name=short", "--", "obey", "SIGTERM", "0", "---"];
     let long = [&image, "--name=long", "--", "sleep", "forever"];
     let pod = pod_id(&g.run(&[&short[..], &long[..]].concat()).ok());
@@ -238,7 +238,7 @@ fn pods_outlive_gantryd() {
     let mut keeper = g.start_daemon(&[]);
     let pod = pod_id(&g.run(&["run", "--net=none", "-d", &image, "--", "sleep", "forever"]).ok());
     keeper.wait_for_stderr(&format!("pod {pod} runs"));
-    assert!(end(keeper, Signal::TERM).stderr.contains("pods run on"));
+    assert!(end(keeper, Signal::TERM).stderr.contains("stopped by SIGTERM; pods continue to run"));
     assert_eq!(g.status(&pod)["phase"], "running");
     g.check_invariants();
 }
@@ -285,11 +285,11 @@ fn the_configuration_is_reloaded_on_sighup() {
     let mut keeper = g.start_daemon(&["--config", &path]);
     let _ = g.write("config.toml", "gc-interval = 'often'\n");
     keeper.signal(Signal::HUP);
-    keeper.wait_for_stderr("configuration not read again");
+    keeper.wait_for_stderr("configuration not reloaded");
     let _ = g.write("config.toml", "gc-interval = '100ms'\ngc-grace = '0'\ncri-stream-listen = 'none'\n");
     keeper.signal(Signal::HUP);
     keeper.wait_for_stderr("warning: 'cri-stream-listen' has changed in the configuration: restart gantryd to use it");
-    keeper.wait_for_stderr("info: configuration read again");
+    keeper.wait_for_stderr("info: configuration reloaded");
     let pod = pod_id(&g.run(&["run", "--net=none", "-d", &image, "--", "true"]).ok());
     keeper.wait_for_stderr(&format!("removed pod {pod}"));
     keeper.signal(Signal::TERM);
@@ -319,7 +319,7 @@ fn log_lines_have_levels_formats_and_priorities() {
     let g = Gantry::new();
     let image = g.fixture();
     let mut keeper = g.spawn_command(&mut g.daemon(&["--log-level=info,gantryd=debug", "--log-format=json"]));
-    keeper.wait_for_stderr("keeping");
+    keeper.wait_for_stderr("reconciling the pods of");
     let pod = pod_id(&g.run(&["run", "--net=none", "-d", &image, "--", "exit", "3"]).ok());
     keeper.wait_for_stderr("exited with code 3");
     let out = end(keeper, Signal::TERM);

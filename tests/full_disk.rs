@@ -319,7 +319,7 @@ fn gantryd_collects_garbage_on_a_full_disk() {
     fill_for_good(&disk);
     let config = g.write("config.toml", "gc-interval = '1s'\ngc-grace = '0s'\nexpire-prepared = '0s'\n");
     let mut keeper = disk.daemon(&["--config", &config]);
-    keeper.wait_for_stderr("info: keeping");
+    keeper.wait_for_stderr("info: reconciling the pods of");
     wait_for("gantryd to collect", || (disk.run(&["list", "-o", "json"]).ok().json() == json!([])).then_some(()));
     keeper.terminate();
     disk.drain();

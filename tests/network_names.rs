@@ -253,7 +253,7 @@ fn daemon_with_upstream(g: &Gantry) -> Running {
     command.arg(plain.get_program()).args(plain.get_args());
     gantry_tests::api::copy_environment(&plain, &mut command);
     let mut daemon = g.spawn_command(&mut command);
-    daemon.wait_for_stderr("info: keeping");
+    daemon.wait_for_stderr("info: reconciling the pods of");
     daemon
 }
 

@@ -558,7 +558,7 @@ fn schedules_come_back_after_a_reboot() {
     stop(keeper);
     // Another gantryd in the same boot.
     let mut keeper = g.spawn_command(&mut g.in_next_boot(&g.daemon(&[])));
-    keeper.wait_for_stderr("info: keeping");
+    keeper.wait_for_stderr("info: reconciling the pods of");
     let image = g.fixture();
     g.run_in_next_boot(&["schedule", "enable", "clock", "--net=none", "--every=1s", &image, "--", "print", "tick"])
         .succeeded();
@@ -591,7 +591,7 @@ fn a_restored_database_adopts_the_pods_of_schedules() {
     let other = gantry_tests::pod_id(&g.run(&[&other[..], &["forever"]].concat()).ok());
     std::fs::remove_file(g.dir().join("gantry.db")).unwrap_or_else(|error| panic!("{error}"));
     let mut keeper = daemon();
-    let said = keeper.wait_for_stderr("info: keeping");
+    let said = keeper.wait_for_stderr("info: reconciling the pods of");
     assert!(said.contains("restored at"), "{said}");
     enable(&g, "clock", &["--every=1s"], &["print", "tick"]);
     wait_runs(&g, "clock", 2);

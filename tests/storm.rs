@@ -185,7 +185,7 @@ fn changes_and_kills_leave_nothing_behind() {
         storm.flights.is_empty().then_some(())
     });
     println!("{:?}", storm.counts);
-    daemon.wait_for_stderr("info: keeping");
+    daemon.wait_for_stderr("info: reconciling the pods of");
     daemon.terminate();
     wait_for("every start and every add to be completed or undone", || {
         let pods = g.list();

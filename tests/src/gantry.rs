@@ -190,7 +190,7 @@ impl Gantry {
     #[must_use]
     pub fn start_daemon(&self, args: &[&str]) -> Running {
         let mut daemon = self.spawn_command(&mut self.daemon(args));
-        daemon.wait_for_stderr("info: keeping");
+        daemon.wait_for_stderr("info: reconciling the pods of");
         daemon
     }
 

@@ -380,9 +380,9 @@ impl Keeper {
                 let settings = self.configuration.current();
                 self.timers.follow(&settings.keeper, Instant::now());
                 networking.reload(settings);
-                info!("configuration read again");
+                info!("configuration reloaded");
             }
-            Err(error) => error!("configuration not read again, the old one stays in effect: {error:#}"),
+            Err(error) => error!("configuration not reloaded, the old one stays in effect: {error:#}"),
         }
     }
 }

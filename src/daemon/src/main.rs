@@ -62,12 +62,15 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Address of rkt's PublicAPI: unix:/PATH, HOST:PORT or [IPV6]:PORT; can be repeated; or 'none'. Every client that
-    /// can connect to a TCP address sees all pods, images and logs [default: unix:/run/gantry/api.sock]
+    /// can connect to a TCP address sees all pods, images and logs. With this flag and without --run-dir, the other
+    /// APIs and the metrics are off unless their own flags or keys in the configuration are given [default:
+    /// unix:/run/gantry/api.sock]
     #[arg(long, value_name = "ADDR")]
     listen: Vec<String>,
     /// Address of the Talos node API: unix:/PATH, HOST:PORT or [IPV6]:PORT; can be repeated; or 'none'. Root is an
-    /// administrator, members of the group gantry are readers. TCP needs the certificates of 'machine-tls' in the
-    /// configuration [default: unix:/run/gantry/machine.sock; with certificates also port 50000 of all addresses]
+    /// administrator, members of the group gantry have the role os:reader. TCP needs the certificates of
+    /// 'machine-tls' in the configuration [default: unix:/run/gantry/machine.sock; with certificates also port 50000
+    /// of all addresses]
     #[arg(long, value_name = "ADDR")]
     machine_listen: Vec<String>,
     /// Address of Aurae's API: unix:/PATH; can be repeated; or 'none'. Only root may call [default:
@@ -147,6 +150,7 @@ fn run(args: Args, passed: Result<Vec<Listener>, ListenError>, daemon_log: Arc<D
     }
     // Before any work, so that a signal cannot interrupt it.
     let signals = Signals::catch().context("cannot catch signals")?;
+    let end_signal = signals.end_signal();
     let keeping = gantry_engine::open_for_keeping(settings.options.clone())?;
     condition::log_condition(&keeping);
     let Keeping { engine, condition, lock: _lock, .. } = keeping;
@@ -172,11 +176,11 @@ fn run(args: Args, passed: Result<Vec<Listener>, ListenError>, daemon_log: Arc<D
         keeper.start();
         // After the first reconciliation has released the networks of pods that ended in the meantime.
         let mut networking = Networking::start(&settings, commits);
-        info!("keeping {dir}");
+        info!("reconciling the pods of {dir}");
         notify::send_state("READY=1");
         (keeper.run(&mut networking), Some(networking))
     } else {
-        warn!("only serving {dir}: pods run on and are not reconciled");
+        warn!("only serving {dir}: pods continue to run and are not reconciled");
         notify::send_state("READY=1");
         (condition::serve_read_only(&signals, &condition, &settings.options), None)
     };
@@ -187,7 +191,7 @@ fn run(args: Args, passed: Result<Vec<Listener>, ListenError>, daemon_log: Arc<D
     }
     api.drain(deadline);
     ended?;
-    info!("ended by a signal; pods run on");
+    info!("stopped by {}; pods continue to run", end_signal.name());
     Ok(())
 }
 

@@ -4,7 +4,7 @@ use std::io::{self, Read as _};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
@@ -21,7 +21,20 @@ pub(crate) struct SignalRequests {
 pub(crate) struct Signals {
     pipe: UnixStream,
     end: Arc<AtomicBool>,
+    end_signal: EndSignal,
     reload: Arc<AtomicBool>,
+}
+
+/// The signal that has requested the end.
+#[derive(Clone, Default)]
+pub(crate) struct EndSignal(Arc<AtomicUsize>);
+
+impl EndSignal {
+    /// Its name.
+    pub(crate) fn name(&self) -> &'static str {
+        let number = i32::try_from(self.0.load(Ordering::SeqCst)).ok();
+        number.and_then(signal_hook::low_level::signal_name).unwrap_or("a signal")
+    }
 }
 
 impl Signals {
@@ -33,15 +46,23 @@ impl Signals {
         let (pipe, writer) = UnixStream::pair()?;
         pipe.set_nonblocking(true)?;
         let (end, reload) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+        let end_signal = EndSignal::default();
         for signal in [SIGTERM, SIGINT] {
+            let number = usize::try_from(signal).unwrap_or_default();
             // In this order: the first signal finds the flag unset, and the flag is set before the pipe is readable.
             signal_hook::flag::register_conditional_shutdown(signal, 0, Arc::clone(&end))?;
+            signal_hook::flag::register_usize(signal, Arc::clone(&end_signal.0), number)?;
             signal_hook::flag::register(signal, Arc::clone(&end))?;
             signal_hook::low_level::pipe::register(signal, writer.try_clone()?)?;
         }
         signal_hook::flag::register(SIGHUP, Arc::clone(&reload))?;
         signal_hook::low_level::pipe::register(SIGHUP, writer)?;
-        Ok(Self { pipe, end, reload })
+        Ok(Self { pipe, end, end_signal, reload })
+    }
+
+    /// The signal that has requested the end, or will.
+    pub(crate) fn end_signal(&self) -> EndSignal {
+        self.end_signal.clone()
     }
 
     /// Whether a signal has requested the end.
@@ -78,6 +99,7 @@ mod tests {
         assert_eq!(signals.take_requests(), SignalRequests { end: false, reload: false });
         signal_hook::low_level::raise(SIGTERM).unwrap();
         assert_eq!(signals.take_requests(), SignalRequests { end: true, reload: false });
+        assert_eq!(signals.end_signal().name(), "SIGTERM");
         assert!(signals.end());
     }
 }
