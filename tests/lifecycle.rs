@@ -345,6 +345,8 @@ fn pods_are_created_from_manifests() {
     std::fs::write(&manifest, g.run(&["cat-manifest", &pod]).ok().stdout).unwrap();
     let out = g.run(&["run", "--pod-manifest", manifest.to_str().unwrap()]).ok();
     assert_eq!(out.stdout, "[\"again\"]\n");
+    let out = g.run_with_input(&["run", "--pod-manifest=-"], &std::fs::read(&manifest).unwrap()).ok();
+    assert_eq!(out.stdout, "[\"again\"]\n");
 }
 
 #[test]
@@ -423,6 +425,53 @@ fn detached_pods_are_removed_at_their_end() {
     g.run(&["run-prepared", "--detach", "--rm", &prepared]).succeeded();
     g.run(&["rm", "--force", &prepared]).succeeded();
     assert!(g.list().is_empty());
+}
+
+/// Only one of the commands that wait removes the pod.
+#[test]
+fn every_waiter_gets_the_exit_code() {
+    let g = Gantry::new();
+    for round in 0..3 {
+        let pod = g.detached(&["--rm"], &["obey", "SIGTERM", "7"]);
+        g.wait_log(&pod, "obeying");
+        let waits: Vec<_> = (0..4).map(|_| g.spawn(&["wait", &pod])).collect();
+        let status = ["status", "--wait", &pod, "-o", "json"];
+        let statuses: Vec<_> = (0..4).map(|_| g.spawn(&status)).collect();
+        let attached = g.spawn(&["attach", &pod]);
+        for waiter in waits.iter().chain(&statuses).chain([&attached]) {
+            wait_for("the command to wait", || holds_open(waiter.pid(), &format!("{pod}/journal")).then_some(()));
+        }
+        g.run(&["kill", "--signal=TERM", &pod]).succeeded();
+        for wait in waits {
+            assert_eq!(wait.wait().ok().text(), "7", "round {round}");
+        }
+        for status in statuses {
+            let status = status.wait().ok().json();
+            let shown = (&status["phase"], &status["exit_code"], &status["apps"][0]["exit_code"]);
+            assert_eq!(shown, (&"exited".into(), &7.into(), &7.into()), "round {round}: {status}");
+        }
+        let _ = attached.wait().exits(7);
+        assert!(g.list().is_empty());
+    }
+}
+
+/// A pod that another command removes has its end in its event.
+#[test]
+fn status_shows_the_end_of_removed_pods() {
+    let g = Gantry::new();
+    let pod = g.detached(&["--rm"], &["obey", "SIGTERM", "7"]);
+    g.wait_log(&pod, "obeying");
+    let waiter = g.spawn(&["status", "--wait-ready", "--wait", &pod]);
+    wait_for("the command to wait", || holds_open(waiter.pid(), &format!("{pod}/journal")).then_some(()));
+    g.run(&["rm", "--force", &pod]).succeeded();
+    let _ = waiter.wait().ok().stdout_contains("state=exited").stdout_contains("exit-code=7\nreason=stopped");
+}
+
+/// Whether a process has a file open whose path ends so.
+fn holds_open(pid: u32, path: &str) -> bool {
+    let Ok(files) = std::fs::read_dir(format!("/proc/{pid}/fd")) else { return false };
+    let targets = files.flatten().filter_map(|file| std::fs::read_link(file.path()).ok());
+    targets.into_iter().any(|target| target.to_string_lossy().ends_with(path))
 }
 
 /// The command that runs it is killed: the pod keeps running, and is removed at its end.

@@ -3,9 +3,9 @@
 use std::io::{self, Write};
 use std::time::Duration;
 
-use gantry_engine::{AppRow, HealthReport, Notified, PodRow};
+use gantry_engine::{AppRow, Engine, HealthReport, Notified, PodRow, PodView};
 use gantry_model::spec::PodFlavor;
-use gantry_model::{AppName, AppState, HealthState, OomVictim, PodNetwork, Readiness};
+use gantry_model::{AppName, AppState, HealthState, OomVictim, PodId, PodNetwork, Readiness};
 
 use crate::commands::RunCommand;
 use crate::context::Context;
@@ -61,16 +61,7 @@ impl RunCommand for Status {
         let mut found = Vec::new();
         let mut first = true;
         let worst = self.pods.for_each(context, &engine, |id| {
-            if let Some((deadline, limit)) = deadline(self.wait_ready) {
-                engine.wait_ready(id, deadline)?.ok_or(CliError::TimedOut(id, "did not become ready", limit))?;
-            }
-            if let Some((deadline, limit)) = deadline(self.wait_healthy) {
-                super::wait::wait_health(&engine, id, HealthState::Healthy, deadline, limit)?;
-            }
-            if let Some((deadline, limit)) = deadline(self.wait) {
-                engine.wait(id, deadline)?.ok_or(CliError::TimedOut(id, "did not exit", limit))?;
-            }
-            let row = engine.status(id)?.row;
+            let row = self.wait(&engine, id)?.row;
             let networks = row.networks.read()?;
             if self.output.format != OutputFormat::Table {
                 found.push((row, networks));
@@ -101,6 +92,28 @@ impl RunCommand for Status {
             )
         })?;
         Ok(worst)
+    }
+}
+
+impl Status {
+    /// Waits as the flags say. A pod of `run --rm` may be removed by the time it has ended, and is shown all the same.
+    fn wait(&self, engine: &Engine, id: PodId) -> Result<PodView, Failure> {
+        let has_ended = |view: &Option<PodView>| view.as_ref().is_some_and(|view| view.row.phase.is_final());
+        let mut view = None;
+        if let Some((deadline, limit)) = deadline(self.wait_ready) {
+            let ready = engine.wait_ready(id, deadline)?;
+            view = Some(ready.ok_or(CliError::TimedOut(id, "did not become ready", limit))?);
+        }
+        if let Some((deadline, limit)) = deadline(self.wait_healthy) {
+            view = Some(super::wait::wait_health(engine, id, HealthState::Healthy, deadline, limit)?);
+        }
+        if let Some((deadline, limit)) = deadline(self.wait)
+            && !has_ended(&view)
+        {
+            let ended = engine.wait(id, deadline)?;
+            view = Some(ended.ok_or(CliError::TimedOut(id, "did not exit", limit))?);
+        }
+        view.map_or_else(|| Ok(engine.status(id)?), Ok)
     }
 }
 

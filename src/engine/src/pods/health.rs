@@ -12,6 +12,7 @@ use gantry_store::{AppRow, PodRow};
 use crate::host::process::{self, Deadline};
 use crate::pods::control::unexpected;
 use crate::pods::view::PodView;
+use crate::pods::wait::LastSeen;
 use crate::{Engine, EngineError, PodError};
 
 /// Poll interval of a wait for a state of health, if the pod's directory cannot be watched.
@@ -42,7 +43,7 @@ impl Engine {
     /// cannot be any more: the pod has ended, or no app that runs has a health check.
     ///
     /// # Errors
-    /// [`PodError`], also when the pod is gone by then.
+    /// [`PodError`], also when the pod is gone by then and never ran.
     pub fn wait_health(
         &self,
         id: PodId,
@@ -52,8 +53,9 @@ impl Engine {
         let deadline = Deadline::from(deadline);
         // Before the first look at the row: no change is missed.
         let changes = Inotify::new().ok().filter(|changes| changes.watch(&self.pod_dir(id)).is_ok());
+        let mut seen = LastSeen::default();
         loop {
-            let view = self.status(id)?;
+            let view = self.status_or_end(id, &mut seen)?;
             if is_reached(&view.row, health) || view.row.phase.is_final() || self.runs_no_checked_app(&view.row) {
                 return Ok(Some(view));
             }

@@ -15,6 +15,7 @@ use crate::host::process::{self, Deadline};
 use crate::pods::control::{ControlError, REPLY_TIMEOUT, unexpected};
 use crate::pods::transition::was_replaced;
 use crate::pods::view::PodView;
+use crate::pods::wait::LastSeen;
 use crate::{Engine, PodError};
 
 /// Poll interval where the pod directory cannot be watched, and the bound of a wait for a change in it.
@@ -34,16 +35,17 @@ impl Engine {
     /// the deadline passed.
     ///
     /// # Errors
-    /// [`PodError`], also when the pod is gone by then.
+    /// [`PodError`], also when the pod is gone by then and never ran.
     pub fn wait_apps_ready(&self, id: PodId, deadline: Option<Duration>) -> Result<Option<PodView>, PodError> {
         let deadline = Deadline::from(deadline);
         // Without inotify (no instances or watches are left), the journal is polled.
         let watch = Inotify::new().ok().filter(|inotify| inotify.watch(&self.pod_dir(id)).is_ok());
+        let mut seen = LastSeen::default();
         loop {
             if let Some(inotify) = &watch {
                 let _polled_as_well = inotify.read_changes(|_| {});
             }
-            let view = self.status(id)?;
+            let view = self.status_or_end(id, &mut seen)?;
             if view.is_ready() || view.row.phase.is_final() {
                 return Ok(Some(view));
             }

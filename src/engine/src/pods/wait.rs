@@ -8,11 +8,12 @@ use std::os::fd::AsFd as _;
 use std::time::Duration;
 
 use gantry_contract::journal::{Fact, Parsed};
-use gantry_model::{AppName, AppState, EventKind, EventRecord, Phase, PodEnd, PodId, Process};
+use gantry_model::{AppName, AppState, EventKind, EventRecord, Phase, PodEnd, PodId, Process, Timestamp};
+use gantry_store::{AppRow, PodRow};
 
 use crate::host::process::{self, Deadline};
 use crate::pods::app_history::AppHistories;
-use crate::pods::outcome::{self, Observation};
+use crate::pods::outcome::{self, Observation, Outcome};
 use crate::pods::output::OutputStream;
 use crate::pods::pod_dir;
 use crate::pods::transition::ready_record;
@@ -81,6 +82,20 @@ impl Ended {
     }
 }
 
+/// A pod as a wait last saw it: the pod may be removed before its end is seen.
+#[derive(Debug, Default)]
+pub(crate) struct LastSeen {
+    row: Option<PodRow>,
+    /// The supervisor of its last run, and that run's journal.
+    run: Option<(Process, EndWatch)>,
+}
+
+/// The end of a run whose journal was kept open.
+fn outcome_of_watched(apps: &[(AppName, AppState)], journal: &Parsed, watch: &EndWatch) -> Outcome {
+    let observation = Observation { now: gantry_store::now(), restarted: false, sandbox: watch.sandbox };
+    outcome::outcome(apps, journal, observation)
+}
+
 impl Engine {
     /// Opens everything needed to wait for the end of a running pod.
     ///
@@ -102,13 +117,13 @@ impl Engine {
     /// # Errors
     /// [`PodError`].
     pub fn wait_end(&self, mut watch: EndWatch, output: Option<&OutputStream>) -> Result<Ended, PodError> {
-        let path = self.pod_dir(watch.id).join(gantry_contract::files::JOURNAL);
-        let journal = watch.journal.read().map_err(PodError::io("read the journal", &path))?;
+        let journal = self.read_watched(&watch)?;
         let watched = ready_record(&journal).map(|ready| (ready.supervisor, ready.start_ticks));
         drop(journal);
         if let (Some(output), Some((pid, start_ticks))) = (output, watched) {
             let supervisor = Process { pid, start_ticks, boot: self.store.boot().clone() };
             self.wait_closed(output, &supervisor).map_err(PodError::io("wait for", self.pod_dir(watch.id)))?;
+            let path = self.pod_dir(watch.id).join(gantry_contract::files::JOURNAL);
             watch.journal.close_if_ended().map_err(PodError::io("read the journal", path))?;
         }
         // gantryd may have started the pod again.
@@ -146,56 +161,116 @@ impl Engine {
     }
 
     fn end_by_journal(&self, watch: &EndWatch) -> Result<Ended, PodError> {
-        let path = self.pod_dir(watch.id).join(gantry_contract::files::JOURNAL);
-        let journal = watch.journal.read().map_err(PodError::io("read the journal", path))?;
+        let journal = self.read_watched(watch)?;
         if !has_end(&journal)
-            && let Some(end) = self.recorded_end(watch.id)?
+            && let Some((_, end)) = self.recorded_end(watch.id)?
         {
             return Ok(Ended { end, out_of_memory: Vec::new() });
         }
         let apps: Vec<_> = AppHistories::from_journal(&journal).names().map(|app| (app, AppState::Waiting)).collect();
-        let observation = Observation { now: gantry_store::now(), restarted: false, sandbox: watch.sandbox };
-        let outcome = outcome::outcome(&apps, &journal, observation);
+        let outcome = outcome_of_watched(&apps, &journal, watch);
         Ok(Ended::new(outcome.end, outcome.apps.states))
     }
 
-    /// The end of a pod, from its event.
-    fn recorded_end(&self, id: PodId) -> Result<Option<PodEnd>, PodError> {
+    fn read_watched<'a>(&self, watch: &'a EndWatch) -> Result<Cow<'a, Parsed>, PodError> {
+        let path = self.pod_dir(watch.id).join(gantry_contract::files::JOURNAL);
+        watch.journal.read().map_err(PodError::io("read the journal", path))
+    }
+
+    /// When and how a pod ended, from its event.
+    fn recorded_end(&self, id: PodId) -> Result<Option<(Timestamp, PodEnd)>, PodError> {
         let event = self.store.last_event(EventKind::PodExited, &id.to_string())?;
         let end = |event: EventRecord| {
-            let data = event.event.data;
+            let (at, data) = (event.event.at, event.event.data);
             let exit_code = data.get("exit_code")?.parse().ok()?;
             let failed_app = data.get("failed_app").and_then(|app| app.parse().ok());
-            Some(PodEnd { exit_code, failed_app, reason: data.get("reason").cloned().unwrap_or_default() })
+            Some((at, PodEnd { exit_code, failed_app, reason: data.get("reason").cloned().unwrap_or_default() }))
         };
         Ok(event.and_then(end))
     }
 
-    /// Waits until the pod is in a final phase. `None`: the deadline passed.
+    /// One pod, reconciled; or its end, if another process has removed it since it was first seen (`run --rm`).
     ///
     /// # Errors
-    /// [`PodError`], also when the pod is gone by then.
-    pub fn wait(&self, id: PodId, deadline: Option<Duration>) -> Result<Option<PodView>, PodError> {
-        self.wait_until(id, Deadline::from(deadline), |phase| phase.is_final())
+    /// [`PodError`], also when the pod is gone and never ran.
+    pub(crate) fn status_or_end(&self, id: PodId, seen: &mut LastSeen) -> Result<PodView, PodError> {
+        if let Some(row) = self.store.pod(id)? {
+            self.remember(&row, seen);
+            if let Some(row) = self.reconcile(row)? {
+                return Ok(self.view(row));
+            }
+        }
+        let row = seen.row.take().ok_or(PodError::NotFound(id.into()))?;
+        self.end_of_removed(row, seen).map(|row| self.view(row))
     }
 
-    /// Waits until the pod runs, or never will. `None`: the deadline passed.
+    /// Keeps the row, and the journal of a run that it shows for the first time.
+    fn remember(&self, row: &PodRow, seen: &mut LastSeen) {
+        if let Phase::Running { supervisor, .. } = &row.phase
+            && seen.run.as_ref().is_none_or(|(watched, _)| watched != supervisor)
+        {
+            // Without it, the event has the end of the pod.
+            seen.run = self.watch_end_of(row.id, row.sandbox).ok().map(|watch| (supervisor.clone(), watch));
+        }
+        seen.row = Some(row.clone());
+    }
+
+    /// The row of a removed pod, as it was after its end.
+    fn end_of_removed(&self, mut row: PodRow, seen: &LastSeen) -> Result<PodRow, PodError> {
+        let mut ended = self.recorded_end(row.id)?;
+        if let Some((_, watch)) = &seen.run {
+            let journal = self.read_watched(watch)?;
+            // Otherwise, the event knows more.
+            if has_end(&journal) || ended.is_none() {
+                let apps: Vec<_> = row.apps.iter().map(|app| (app.name.clone(), app.state)).collect();
+                let outcome = outcome_of_watched(&apps, &journal, watch);
+                outcome.apps.apply_to(&mut row.apps, |app| &app.name, AppRow::set_state);
+                ended = Some((outcome.at, outcome.end));
+            }
+        }
+        let (at, end) = ended.ok_or(PodError::NotFound(row.id.into()))?;
+        let started = row.phase.started_at().unwrap_or(at);
+        Ok(PodRow { phase: Phase::Exited { started, at, end }, paused: false, ..row })
+    }
+
+    /// Waits until the pod is in a final phase; for a pod of `run --rm` that another process removes, returns its end.
+    /// `None`: the deadline passed.
     ///
     /// # Errors
-    /// [`PodError`], also when the pod is gone by then.
+    /// [`PodError`], also when the pod is gone by then and never ran.
+    pub fn wait(&self, id: PodId, deadline: Option<Duration>) -> Result<Option<PodView>, PodError> {
+        let mut seen = LastSeen::default();
+        self.wait_looking(|| self.status_or_end(id, &mut seen), Deadline::from(deadline), Phase::is_final)
+    }
+
+    /// Waits until the pod runs, or never will, as [`Self::wait`] does.
+    ///
+    /// # Errors
+    /// As [`Self::wait`].
     pub fn wait_ready(&self, id: PodId, deadline: Option<Duration>) -> Result<Option<PodView>, PodError> {
         let ready = |phase: &Phase| matches!(phase, Phase::Running { .. }) || phase.is_final();
-        self.wait_until(id, Deadline::from(deadline), ready)
+        let mut seen = LastSeen::default();
+        self.wait_looking(|| self.status_or_end(id, &mut seen), Deadline::from(deadline), ready)
     }
 
+    /// Waits until the pod is in such a phase. `None`: the deadline passed. Fails when the pod is gone by then.
     pub(crate) fn wait_until(
         &self,
         id: PodId,
         deadline: Deadline,
         reached: impl Fn(&Phase) -> bool,
     ) -> Result<Option<PodView>, PodError> {
+        self.wait_looking(|| self.status(id), deadline, reached)
+    }
+
+    fn wait_looking(
+        &self,
+        mut look: impl FnMut() -> Result<PodView, PodError>,
+        deadline: Deadline,
+        reached: impl Fn(&Phase) -> bool,
+    ) -> Result<Option<PodView>, PodError> {
         loop {
-            let view = self.status(id)?;
+            let view = look()?;
             if reached(&view.row.phase) {
                 return Ok(Some(view));
             }
