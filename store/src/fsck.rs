@@ -1,6 +1,7 @@
 //! Checks the consistency of the store. Read-only. Other processes may be writing, so a finding is verified a second
 //! time before it is reported.
 
+use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt as _;
 use std::time::Instant;
 
@@ -12,7 +13,7 @@ use crate::constraints;
 use crate::db::ignore_checks;
 use crate::pods::row::Columns;
 use crate::sweep::{ROW_TIMEOUT, list_names};
-use crate::{BlobError, Layout, PodState, Store, StoreError};
+use crate::{BlobError, Layout, PodRow, PodState, Store, StoreError};
 
 /// The severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -40,6 +41,8 @@ const MAX_BLOB: u64 = 64 << 20;
 const REFETCH: &str = "fetch the image again, or remove it";
 const RESTORE: &str = "restart gantryd, which restores the newest good one of its backups, and fetch what is missing";
 const REPEAT_HINT: &str = "run 'gantry doctor' again when the cause is gone";
+const MAKE_AGAIN: &str = "make it again with mode 0700";
+const MOVE_AWAY: &str = "move it away, and make the directory again with mode 0700";
 const SWEEP: &str = "run 'gantry gc' and 'gantry image gc'";
 
 /// What a check reads.
@@ -174,13 +177,14 @@ impl Checker<'_> {
             let found = match path.symlink_metadata() {
                 Ok(found) => found,
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                    self.error(format!("{} is missing", path.display()), "make it again with mode 0700");
+                    self.error(format!("{} is missing", path.display()), MAKE_AGAIN);
                     continue;
                 }
                 Err(error) => return Err(StoreError::io("examine", path)(error)),
             };
             if found.is_dir() != is_dir || found.is_symlink() {
-                self.error(format!("{} is of the wrong type", path.display()), RESTORE);
+                let hint = if is_dir { MOVE_AWAY } else { RESTORE };
+                self.error(format!("{} is of the wrong type", path.display()), hint);
             } else if found.mode() & 0o077 != 0 {
                 let what =
                     format!("{} has mode {:04o}, so that others can get in", path.display(), found.mode() & 0o7777);
@@ -255,26 +259,55 @@ impl Checker<'_> {
                 pod.phase,
                 Phase::Prepared { .. } | Phase::Running { .. } | Phase::Exited { .. } | Phase::Starting { .. }
             );
-            if needs_dir && !self.store.layout.pod_dir(&pod.id).is_dir() {
-                let now = self.store.pod(pod.id)?;
-                if now.is_some_and(|now| now.phase == pod.phase) {
-                    let what = format!("pod {} is {} and has no directory", pod.id, pod.phase.name());
-                    self.error(what, &format!("'gantry rm {}' removes it, and so does 'gantry gc' in time", pod.id));
-                }
+            if needs_dir {
+                self.check_pod_dir(&pod)?;
             }
         }
         let deadline = Instant::now() + ROW_TIMEOUT;
         for name in list_names(&self.store.layout.pods_dir())? {
             match name.parse::<PodId>() {
+                Ok(id) if self.store.pod(id)?.is_some() => {}
+                Ok(id) if self.entry_of(id).is_some_and(|entry| !entry.is_dir()) => self.error_no_pod(&name),
                 Ok(id) => {
-                    if self.store.pod(id)?.is_none() && self.lacks_row(id, deadline)? {
+                    if self.lacks_row(id, deadline)? {
                         self.warning(format!("the directory of pod {id} has no row"));
                     }
                 }
-                Err(_) => self
-                    .error(format!("'{}' in 'pods' is no pod", shown(&name)), "gantry did not make it: move it away"),
+                Err(_) => self.error_no_pod(&name),
             }
         }
+        Ok(())
+    }
+
+    /// What has the name of a pod's directory.
+    fn entry_of(&self, id: PodId) -> Option<Metadata> {
+        self.store.layout.pod_dir(&id).symlink_metadata().ok()
+    }
+
+    fn error_no_pod(&mut self, name: &str) {
+        self.error(format!("'{}' in 'pods' is no pod", shown(name)), "gantry did not make it: move it away");
+    }
+
+    /// A pod that needs a directory has one.
+    fn check_pod_dir(&mut self, pod: &PodRow) -> Result<(), StoreError> {
+        let (id, phase) = (pod.id, pod.phase.name());
+        let entry = self.entry_of(id);
+        if entry.as_ref().is_some_and(Metadata::is_dir) || self.store.pod(id)?.is_none_or(|now| now.phase != pod.phase)
+        {
+            return Ok(());
+        }
+        let what = match entry {
+            Some(_) => format!("pod {id} is {phase}, and {} is no directory", self.store.layout.pod_dir(&id).display()),
+            None => format!("pod {id} is {phase} and has no directory"),
+        };
+        let hint = match (&pod.phase, entry.is_some()) {
+            (Phase::Running { .. }, _) => {
+                format!("put it back, or stop and remove the pod with 'gantry rm --force {id}'")
+            }
+            (_, true) => format!("put the directory back, or remove the pod and this entry with 'gantry rm {id}'"),
+            (_, false) => format!("'gantry rm {id}' removes it, and so does 'gantry gc' in time"),
+        };
+        self.error(what, &hint);
         Ok(())
     }
 

@@ -54,8 +54,9 @@ pub(crate) fn still_named(file: impl AsFd, path: &Path) -> rustix::io::Result<bo
     }
 }
 
-/// Makes the names in a directory durable.
+/// Makes the names in a directory durable. Follows a link, as the creation of these names did.
 pub(crate) fn sync_dir(path: &Path) -> Result<(), StoreError> {
-    let dir = open_dir(path).map_err(StoreError::io("open", path))?;
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let dir = rustix::fs::open(path, flags, Mode::empty()).map_err(StoreError::io("open", path))?;
     gantry_host::file::sync_dir(dir).map_err(StoreError::io("sync", path))
 }

@@ -4,6 +4,9 @@
 //!
 //! A directory is created and locked in `tmp/` and then renamed, so that it never appears unlocked. Deletion renames it
 //! to `tmp/` first, so that it never appears without its facts. The data of a pod of `run --rm` is deleted before.
+//!
+//! gantry makes nothing but directories in `pods/`. An entry of another type, such as a link to a directory that was
+//! moved away, counts as no directory: it is never followed, and the removal of its pod unlinks it.
 
 use std::ffi::CString;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -99,7 +102,7 @@ pub enum PodState {
     Free(PodLock),
     /// Another process holds it.
     Held,
-    /// There is no directory.
+    /// There is no directory; perhaps an entry of another type.
     Absent,
 }
 
@@ -155,6 +158,8 @@ impl Store {
         let fd = match open_dir(&path) {
             Ok(fd) => fd,
             Err(Errno::NOENT) => return Ok(PodState::Absent),
+            // Unless it is `pods/` that is no directory: then nothing is known of any pod.
+            Err(Errno::NOTDIR | Errno::LOOP) if rustix::fs::lstat(&path).is_ok() => return Ok(PodState::Absent),
             Err(errno) => return Err(StoreError::io("open", &path)(errno)),
         };
         if !try_lock(&fd, LockMode::Exclusive).map_err(StoreError::io("lock", &path))? {
@@ -193,12 +198,30 @@ impl Store {
                 remove::remove_content(lock.as_fd()).map_err(StoreError::io("empty", &path))?;
                 rustix::fs::rename(&path, &aside).map_err(StoreError::io("move", &path))?;
             }
+            Err(Errno::NOENT) if !self.layout.tmp_dir().exists() => {
+                return Err(StoreError::io("move a pod to", &self.layout.tmp_dir())(Errno::NOENT));
+            }
             Err(errno) => return Err(StoreError::io("move", &path)(errno)),
         }
         if syncs_name {
             sync_dir(&self.layout.pods_dir())?;
         }
         Ok(Some(DirInDeletion::new(&self.layout, aside, Some(lock.fd), lock.turn)))
+    }
+
+    /// Unlinks what has the name of a pod's directory and is none: a file, or a link, not what it points to. That
+    /// survives a power cut if `syncs_name`.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`]; [`StoreError::Locked`] when it is a directory by now.
+    pub fn unlink_pod_entry(&self, id: PodId, syncs_name: bool) -> Result<(), StoreError> {
+        let path = self.layout.pod_dir(&id);
+        match rustix::fs::unlink(&path) {
+            Ok(()) if syncs_name => sync_dir(&self.layout.pods_dir()),
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Err(Errno::ISDIR) => Err(StoreError::Locked { path, seconds: 0 }),
+            Err(errno) => Err(StoreError::io("unlink", &path)(errno)),
+        }
     }
 
     /// Deletes `DIR/NAME` in the directory of a locked pod, whatever its apps have put there. A kill leaves a part, and
@@ -228,7 +251,8 @@ impl Store {
         tmp::delete_begun(&self.layout, &deleted(id))
     }
 
-    /// The pods that have a directory, with or without a row. `check` reports names that are not pod ids.
+    /// The pods that have a directory, or another entry of that name, with or without a row. `check` reports names that
+    /// are not pod ids.
     ///
     /// # Errors
     /// [`StoreError::Io`].

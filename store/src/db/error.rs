@@ -24,11 +24,11 @@ pub enum OpenError {
         path: PathBuf,
     },
     /// gantryd serves the database read-only, because it is damaged and there is no good backup.
-    #[error("the database in {} is read-only: {}; 'gantry doctor' says what to do", dir.display(), shown(why))]
+    #[error("the database in {} is read-only{}; 'gantry doctor' says what to do", dir.display(), because(why))]
     ReadOnly {
         /// The data directory.
         dir: PathBuf,
-        /// The damage.
+        /// The damage; empty if it is unknown.
         why: String,
     },
     /// Any other problem that prevents the use of the directory or its database.
@@ -45,6 +45,11 @@ pub enum OpenError {
     /// An operation of the store.
     #[error(transparent)]
     Store(#[from] StoreError),
+}
+
+/// A reason, as the rest of a sentence.
+fn because(why: &str) -> String {
+    if why.is_empty() { String::new() } else { format!(": {}", shown(why)) }
 }
 
 impl OpenError {

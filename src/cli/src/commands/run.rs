@@ -35,7 +35,7 @@ pub(crate) fn run(request: Request) -> Result<ExitStatus, Failure> {
     let show = if options.detach { Show::No } else { foreground::show_output() };
     let request = Prepare::new(spec, policy(options.pull.unwrap_or_default()), &progress)?
         .named(options.pod_name.clone())
-        .to_be_started_showing(show);
+        .to_be_started_with(RunOptions { show, remove: options.remove });
     let engine = context.open_for_fetch("run", |config| set_platform(config, &options))?;
     let pod = engine.create(request).map_err(|error| create_failure(error, &options, several))?;
     let id = pod.id();
@@ -92,7 +92,7 @@ pub(crate) fn sandbox(request: Request) -> Result<ExitStatus, Failure> {
     let progress = progress::ProgressDisplay::new(context.globals.progress, options.quiet);
     let request = Prepare::new(spec, policy(options.pull.unwrap_or_default()), &progress)?
         .named(options.pod_name.clone())
-        .to_be_started_showing(Show::No);
+        .to_be_started_with(RunOptions { show: Show::No, remove: options.remove });
     let engine = context.open_for_fetch("app sandbox", |config| set_platform(config, &options))?;
     let pod = engine.create(request)?;
     save_id(options.id_file.as_ref(), pod.id())?;

@@ -66,7 +66,12 @@ impl Engine {
         match std::fs::read_to_string(layout.read_only()) {
             Ok(why) => {
                 let good = check_backups(layout, true, findings)?;
-                let what = format!("nothing can be changed: {}", gantry_model::id::shown(why.trim()));
+                let why = match why.trim() {
+                    // gantryd gives a reason.
+                    "" => format!("there is an empty file {}", layout.read_only().display()),
+                    why => gantry_model::id::shown(why),
+                };
+                let what = format!("nothing can be changed: {why}");
                 fail(findings, what, if good { START } else { NO_BACKUP });
             }
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {

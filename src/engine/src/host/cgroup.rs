@@ -3,17 +3,17 @@
 //! A supervisor removes its apps' cgroups when they end; it cannot remove its own, and a killed supervisor removes
 //! none. So finalizing a pod does it. Killed half-way, the next reconcile, `rm` or `gc` of the pod repeats it.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io;
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use gantry_host::cgroup::{self, Hierarchy};
-use gantry_host::lock::{LockMode, try_lock};
 use gantry_model::cgroup::{CgroupManager, CgroupParent};
 use gantry_model::error::chain;
 use gantry_model::{ErrorKind, PodId};
+use gantry_store::Layout;
 
+use crate::host::lock_holder::{identity, locked_dir};
 use crate::host::process::Deadline;
 use crate::{Engine, EngineError, info};
 
@@ -98,13 +98,16 @@ impl Engine {
 
     /// The directory that the supervisor in the pod's cgroup has locked, unless it is the one of this data directory.
     fn find_other_pod_dir(&self, id: PodId, cgroup: &str) -> Option<PathBuf> {
-        let own = fs::metadata(self.pod_dir(id)).ok().map(|dir| (dir.dev(), dir.ino()));
+        let own = fs::metadata(self.pod_dir(id)).ok().filter(fs::Metadata::is_dir).map(|dir| identity(&dir));
+        // Without a directory here, the one that was moved out of this data directory may be found.
+        let is_other = |path: &Path, dir| Some(dir) != own && (own.is_some() || is_in_data_dir(path, id));
         // A supervisor joins only some of the hierarchies of v1.
         self.hierarchies().ok()?.iter().find_map(|hierarchy| {
             let path = dir_in(hierarchy, cgroup);
             let mut pids = fs::read_to_string(path.join("cgroup.procs")).ok()?;
             pids.push_str(&fs::read_to_string(path.join(SUPERVISOR_CGROUP).join("cgroup.procs")).unwrap_or_default());
-            pids.lines().find_map(|pid| locked_dir(pid, id).filter(|(_, dir)| Some(*dir) != own)).map(|(path, _)| path)
+            let mut locked = pids.lines().filter_map(|pid| locked_dir(pid, id));
+            locked.find(|(path, dir)| is_other(path, *dir)).map(|(path, _)| path)
         })
     }
 
@@ -144,20 +147,10 @@ impl Engine {
     }
 }
 
-/// The directory of a pod that a process has open and locked: its path, device and inode.
-fn locked_dir(pid: &str, id: PodId) -> Option<(PathBuf, (u64, u64))> {
-    let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).ok()?;
-    descriptors.flatten().map(|entry| entry.path()).find_map(|descriptor| {
-        let path = fs::read_link(&descriptor).ok()?;
-        if path.file_name()?.to_str()? != id.to_string() {
-            return None;
-        }
-        // The directory itself, whatever its path is now. The lock is of the process's own open file.
-        let dir = File::open(&descriptor).ok()?;
-        let metadata = dir.metadata().ok().filter(fs::Metadata::is_dir)?;
-        let is_locked = matches!(try_lock(&dir, LockMode::Shared), Ok(false));
-        is_locked.then(|| (path, (metadata.dev(), metadata.ino())))
-    })
+/// Whether a path is that of a pod's directory in a data directory.
+fn is_in_data_dir(path: &Path, id: PodId) -> bool {
+    let layout = path.ancestors().nth(2).map(Layout::new);
+    layout.is_some_and(|layout| layout.pod_dir(&id) == path && layout.db().exists())
 }
 
 /// The directory of a cgroup in a hierarchy.

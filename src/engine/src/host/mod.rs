@@ -3,6 +3,7 @@
 pub(crate) mod cgroup;
 pub(crate) mod devices;
 pub(crate) mod interfaces;
+pub(crate) mod lock_holder;
 pub(crate) mod network;
 pub(crate) mod process;
 pub(crate) mod sandbox_network;

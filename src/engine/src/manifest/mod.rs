@@ -8,6 +8,8 @@ mod limits;
 pub(crate) mod net;
 mod volumes;
 
+use std::io;
+
 use gantry_contract::plan::Plan;
 use gantry_model::id::IdError;
 use gantry_model::spec::SpecError;
@@ -53,6 +55,9 @@ pub enum ManifestError {
     /// The pod's preparation was aborted before it had a manifest.
     #[error("pod {0} has no manifest: its preparation was aborted")]
     None(PodId),
+    /// It is lost, perhaps with the pod's directory.
+    #[error("pod {0} has no manifest: its directory was removed or is damaged; 'gantry rm {0}' removes the pod")]
+    Lost(PodId),
     /// The pod is being prepared.
     #[error("pod {0} has no manifest yet: it is being prepared; try again when it is")]
     NotYet(PodId),
@@ -67,7 +72,7 @@ impl Kind for ManifestError {
             Self::TooLong(_) | Self::Json(_) | Self::Appc(_) | Self::Version(_) | Self::Name(_) | Self::Net(_) => {
                 ErrorKind::Invalid
             }
-            Self::None(_) | Self::NotYet(_) => ErrorKind::NotFound,
+            Self::None(_) | Self::Lost(_) | Self::NotYet(_) => ErrorKind::NotFound,
             Self::Pod(error) => error.kind(),
         }
     }
@@ -131,7 +136,9 @@ impl Engine {
                 self.add_added_apps(id, &mut document)?;
                 Ok(document)
             }
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(no_manifest(&row)),
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+                Err(no_manifest(&row))
+            }
             Err(error) => Err(PodError::io("read the manifest", path)(error).into()),
         }
     }
@@ -222,8 +229,10 @@ impl Engine {
 fn no_manifest(row: &PodRow) -> ManifestError {
     match row.phase {
         Phase::Embryo | Phase::Preparing => ManifestError::NotYet(row.id),
-        // Prepared pods have a manifest, unless it is lost.
-        _ => ManifestError::None(row.id),
+        Phase::AbortedPrepare { .. } | Phase::Garbage { .. } => ManifestError::None(row.id),
+        Phase::Prepared { .. } | Phase::Starting { .. } | Phase::Running { .. } | Phase::Exited { .. } => {
+            ManifestError::Lost(row.id)
+        }
     }
 }
 

@@ -128,7 +128,7 @@ impl Engine {
         for path in plan::ignored_volumes(&config) {
             progress.notify(Note::VolumeIgnored { path: path.clone() });
         }
-        let volumes = self.resolve_image_volumes(&spec.volumes, policy, progress).map_err(EngineError::from_cause)?;
+        let volumes = self.resolve_image_volumes(&app, policy, progress).map_err(EngineError::from_cause)?;
         Ok(AppSource { image, config, volumes })
     }
 

@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use gantry_contract::control::{Exec as Asked, Reply, Request};
-use gantry_model::{AppName, AppOutcome, ErrorKind, Kind, Phase, PhaseName, PodId, spec};
+use gantry_model::{AppName, AppOutcome, AppState, ErrorKind, Kind, Phase, PhaseName, PodId, spec};
 use gantry_store::PodRow;
 use thiserror::Error;
 
@@ -301,13 +301,19 @@ pub(crate) fn running(row: PodRow) -> Result<PodRow, ExecError> {
     }
 }
 
-/// The named app, or the only one.
+/// The named app, or the only one. An app that is still being added does not count beside others.
 pub(crate) fn select_app(row: &PodRow, asked: Option<&AppName>) -> Result<AppName, ExecError> {
     let apps = || row.apps.iter().map(|app| app.name.clone()).collect();
     match (asked, row.apps.as_slice()) {
         (None, [only]) => Ok(only.name.clone()),
         (None, []) => Err(ExecError::NoApps { id: row.id }),
-        (None, _) => Err(ExecError::WhichApp { id: row.id, apps: apps() }),
+        (None, all) => {
+            let mut created = all.iter().filter(|app| app.state != AppState::Creating);
+            match (created.next(), created.next()) {
+                (Some(only), None) => Ok(only.name.clone()),
+                _ => Err(ExecError::WhichApp { id: row.id, apps: apps() }),
+            }
+        }
         (Some(name), all) if all.iter().any(|app| app.name == *name) => Ok(name.clone()),
         (Some(name), _) => Err(ExecError::NoSuchApp { id: row.id, app: name.clone(), apps: apps() }),
     }
@@ -351,6 +357,7 @@ fn checked(id: PodId, app: AppName, request: ExecRequest, stdio: &Stdio) -> Resu
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pods::reconcile::tests::{embryo, engine};
 
     fn check(edit: impl FnOnce(&mut ExecRequest)) -> Result<Asked, ExecError> {
         let mut request = ExecRequest { argv: vec!["sh".into()], terminal: Some((24, 80)), ..ExecRequest::default() };
@@ -375,5 +382,20 @@ mod tests {
         for (i, edit) in bad.into_iter().enumerate() {
             assert_eq!(check(edit).unwrap_err().kind(), ErrorKind::Invalid, "row {i}");
         }
+    }
+
+    #[test]
+    fn half_added_apps_leave_the_choice_clear() {
+        let temp = tempfile::tempdir().unwrap();
+        let (engine, image) = engine(temp.path());
+        let (mut row, _lock) = embryo(&engine, &image, 1);
+        let mut added = row.apps[0].clone();
+        (added.name, added.state) = ("b".parse().unwrap(), AppState::Creating);
+        row.apps.push(added);
+        assert_eq!(select_app(&row, None).unwrap().as_str(), "a");
+        row.apps[1].state = AppState::Waiting;
+        assert!(matches!(select_app(&row, None), Err(ExecError::WhichApp { .. })));
+        row.apps.iter_mut().for_each(|app| app.state = AppState::Creating);
+        assert!(matches!(select_app(&row, None), Err(ExecError::WhichApp { .. })));
     }
 }

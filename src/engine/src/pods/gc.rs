@@ -6,7 +6,7 @@
 //!    that was marked so counts from the mark, as in rkt.
 //! 3. Prepared pods older than `expire_prepared` are marked and deleted. A deletion that was begun is finished.
 //! 4. Cgroups that dead pods left are removed, and resources of networks that dead pods left or that belong to no pod.
-//! 5. Ended pods of `run --rm` are deleted, without a grace period.
+//! 5. Ended and aborted pods of `run --rm` are deleted, without a grace period.
 //! 6. The pods of commands whose caller is gone are stopped and deleted, without a grace period.
 //!
 //! A pod that gantryd is to start again stays. So do ended pods whose owner removes them: those of a kubelet (in the
@@ -150,9 +150,14 @@ impl Collection {
     }
 }
 
-/// Whether a pod has run and ended, marked since or not; its deletion was not begun.
-fn has_ended(phase: &Phase) -> bool {
-    matches!(phase, Phase::Exited { .. } | Phase::Garbage { was: FormerPhase::Exited { .. }, deleting: None, .. })
+/// Whether a pod has ended, or its preparation was aborted, marked since or not; its deletion was not begun.
+fn is_over(phase: &Phase) -> bool {
+    match phase {
+        Phase::Exited { .. } | Phase::AbortedPrepare { .. } => true,
+        Phase::Garbage { was: FormerPhase::Exited { .. } | FormerPhase::Aborted, deleting, .. } => deleting.is_none(),
+        // It never ran, or is alive.
+        _ => false,
+    }
 }
 
 /// Whether a pod was started, or its preparation was aborted; its deletion was not begun.
@@ -269,7 +274,7 @@ impl Engine {
         options: &GcOptions,
     ) -> Collection {
         let (id, phase) = (row.id, &row.phase);
-        if !options.mark_only && has_ended(phase) && pod_dir::is_to_be_removed(&self.pod_dir(id)) {
+        if !options.mark_only && is_over(phase) && pod_dir::is_to_be_removed(&self.pod_dir(id)) {
             return Collection::RemoveEnded;
         }
         let may_be_orphaned = !options.mark_only && row.flavor() == PodFlavor::Host && has_run(phase);

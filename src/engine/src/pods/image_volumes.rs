@@ -7,35 +7,37 @@ use gantry_contract::plan::Mount;
 use gantry_fetch::{Progress, PullPolicy};
 use gantry_model::id::shown;
 use gantry_model::spec::{VolumeKind, VolumeSpec};
-use gantry_model::{ErrorKind, ImageId, ImageRef};
+use gantry_model::{AppName, ErrorKind, ImageId, ImageRef, PodSpec};
 use gantry_store::Layout;
 
 use crate::pods::plan::{MAX_LAYERS, PlanError};
 use crate::{Engine, PrepareError};
 
 impl Engine {
-    /// The volumes with the id and the layers of each image, which is fetched as the policy says.
+    /// The volumes of a pod with the id and the layers of each image, which is fetched as the policy says.
     pub(crate) fn resolve_image_volumes(
         &self,
-        volumes: &[VolumeSpec],
+        spec: &PodSpec,
         policy: PullPolicy,
         progress: &dyn Progress,
     ) -> Result<Vec<VolumeSpec>, PrepareError> {
-        volumes.iter().map(|volume| self.resolve_image_volume(volume, policy, progress)).collect()
+        spec.volumes.iter().map(|volume| self.resolve_image_volume(spec, volume, policy, progress)).collect()
     }
 
     fn resolve_image_volume(
         &self,
+        spec: &PodSpec,
         volume: &VolumeSpec,
         policy: PullPolicy,
         progress: &dyn Progress,
     ) -> Result<VolumeSpec, PrepareError> {
         let VolumeKind::Image { image, sub_path, layers: _ } = &volume.kind else { return Ok(volume.clone()) };
-        let app = || volume.name.clone();
-        let reference: ImageRef = image.parse().map_err(|source| PrepareError::Reference { app: app(), source })?;
+        let mount = || mount_of(spec, &volume.name);
+        let reference: ImageRef =
+            image.parse().map_err(|source| PrepareError::VolumeReference { mount: mount(), source })?;
         let row = self
             .fetch(&reference, policy, None, progress)
-            .map_err(|source| PrepareError::Fetch { app: app(), source: Box::new(source) })?
+            .map_err(|source| PrepareError::FetchVolume { mount: mount(), source: Box::new(source) })?
             .image;
         let layers: Vec<String> = row.layers.iter().rev().map(|layer| Layout::tree_name(&layer.chain)).collect();
         if layers.is_empty() || layers.len() > MAX_LAYERS {
@@ -49,6 +51,15 @@ impl Engine {
         }
         let kind = VolumeKind::Image { image: row.id.to_string(), sub_path: sub_path.clone(), layers };
         Ok(VolumeSpec { kind, ..volume.clone() })
+    }
+}
+
+/// A volume, and where the first app mounts it.
+fn mount_of(spec: &PodSpec, volume: &AppName) -> String {
+    let mut mounts = spec.apps.iter().flat_map(|app| app.mounts.iter().map(move |mount| (app, mount)));
+    match mounts.find(|(_, mount)| mount.volume == *volume) {
+        Some((app, mount)) => format!("volume '{volume}' of app '{}', at '{}',", app.name, shown(&mount.target)),
+        None => format!("volume '{volume}'"),
     }
 }
 

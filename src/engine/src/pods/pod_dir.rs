@@ -70,7 +70,9 @@ impl Engine {
 
     /// Why the pod's journal exists and cannot be read.
     pub(crate) fn journal_damage(&self, id: PodId) -> Option<io::Error> {
-        self.try_read_journal(id).err().filter(|error| error.kind() != io::ErrorKind::NotFound)
+        let is_absent =
+            |error: &io::Error| matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory);
+        self.try_read_journal(id).err().filter(|error| !is_absent(error))
     }
 
     fn try_read_journal(&self, id: PodId) -> io::Result<Arc<journal::Parsed>> {
@@ -210,8 +212,13 @@ pub(crate) fn plan_in_memory(plan: &Plan) -> io::Result<File> {
 /// Opens the log for a supervisor's stderr.
 pub(crate) fn open_supervisor_log(dir: &Path) -> Result<File, PodError> {
     let path = dir.join(files::SUPERVISOR_LOG);
-    let flags = OFlags::NOFOLLOW.bits().cast_signed();
+    // NONBLOCK: open(2) of a FIFO must not block.
+    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
     let file = OpenOptions::new().append(true).create(true).mode(0o600).custom_flags(flags).open(&path);
+    let file = file.map_err(|error| match Errno::from_io_error(&error) {
+        Some(Errno::NXIO) => invalid(NOT_REGULAR),
+        _ => error,
+    });
     file.map_err(PodError::io("open", path))
 }
 
@@ -226,7 +233,8 @@ pub(crate) fn forget_start(dir: &Path) -> Result<(), PodError> {
         };
         match removed {
             Ok(()) => {}
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            // Also without a directory.
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {}
             Err(error) => return Err(PodError::io("remove", path)(error)),
         }
     }

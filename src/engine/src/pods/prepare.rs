@@ -35,6 +35,7 @@ use crate::pods::plan::{self, Image, PlanError, Setting};
 use crate::pods::plan_net;
 use crate::pods::pod_dir;
 use crate::pods::rm::RemovalSync;
+use crate::pods::run::RunOptions;
 use crate::pods::supervisor::WaitingSupervisor;
 use crate::{Engine, EngineError, PodError};
 
@@ -48,6 +49,8 @@ pub struct Prepare<'a> {
     starts_now: bool,
     /// The output that the pod is started with, if that is known.
     show: Option<Show>,
+    /// Whether the pod is removed when it has ended.
+    is_to_be_removed: bool,
     sandbox: Option<SandboxNetworking>,
 }
 
@@ -59,7 +62,17 @@ impl<'a> Prepare<'a> {
     /// [`SpecError`].
     pub fn new(spec: PodSpec, policy: PullPolicy, progress: &'a dyn Progress) -> Result<Self, SpecError> {
         spec.validate()?;
-        Ok(Self { spec, name: None, schedule: None, policy, progress, starts_now: false, show: None, sandbox: None })
+        Ok(Self {
+            spec,
+            name: None,
+            schedule: None,
+            policy,
+            progress,
+            starts_now: false,
+            show: None,
+            is_to_be_removed: false,
+            sandbox: None,
+        })
     }
 
     /// Gives the pod a name, which no other pod may have.
@@ -87,11 +100,12 @@ impl<'a> Prepare<'a> {
         Self { starts_now: true, ..self }
     }
 
-    /// [`Self::to_be_started`] with this output: the supervisor is spawned while the pod is created, which takes less
-    /// time. [`Embryo::start`] is next.
+    /// [`Self::to_be_started`] with these options: the supervisor is spawned while the pod is created, which takes less
+    /// time, and a pod that is removed at its end is also removed if this process is killed. [`Embryo::start`] with the
+    /// same options is next.
     #[must_use]
-    pub fn to_be_started_showing(self, show: Show) -> Self {
-        Self { starts_now: true, show: Some(show), ..self }
+    pub fn to_be_started_with(self, options: RunOptions) -> Self {
+        Self { starts_now: true, show: Some(options.show), is_to_be_removed: options.remove, ..self }
     }
 }
 
@@ -112,6 +126,24 @@ pub enum PrepareError {
     Fetch {
         /// The app.
         app: AppName,
+        /// The cause.
+        #[source]
+        source: Box<FetchError>,
+    },
+    /// The name of a volume's image is invalid.
+    #[error("{mount} cannot be prepared")]
+    VolumeReference {
+        /// The volume, and where the first app mounts it, for display.
+        mount: String,
+        /// The cause.
+        #[source]
+        source: RefError,
+    },
+    /// The image of a volume is not in the store and could not be fetched.
+    #[error("{mount} cannot be prepared without its image")]
+    FetchVolume {
+        /// The volume, and where the first app mounts it, for display.
+        mount: String,
         /// The cause.
         #[source]
         source: Box<FetchError>,
@@ -195,8 +227,8 @@ impl PrepareError {
 impl Kind for PrepareError {
     fn kind(&self) -> ErrorKind {
         match self {
-            Self::Reference { source, .. } => source.kind(),
-            Self::Fetch { source, .. } => source.kind(),
+            Self::Reference { source, .. } | Self::VolumeReference { source, .. } => source.kind(),
+            Self::Fetch { source, .. } | Self::FetchVolume { source, .. } => source.kind(),
             Self::ConfigMissing { .. } => ErrorKind::Damaged,
             Self::Config { source, .. } => source.kind(),
             Self::Platform { .. } | Self::Variant { .. } => ErrorKind::Invalid,
@@ -223,6 +255,8 @@ pub(crate) struct EmbryoParts {
     pub(crate) spec: PodSpec,
     pub(crate) plan: Plan,
     pub(crate) owner: EmbryoOwner,
+    /// Whether the pod is marked to be removed when it has ended.
+    pub(crate) is_to_be_removed: bool,
 }
 
 /// The holder of the lock of a new pod, beside its guard.
@@ -314,8 +348,8 @@ impl Engine {
             PodFlavor::Container => self.images_of(&request.spec, request.policy, request.progress)?,
             PodFlavor::Host => Vec::new(),
         };
-        let volumes = self.resolve_image_volumes(&request.spec.volumes, request.policy, request.progress)?;
-        let Prepare { spec, name, schedule, progress, sandbox, show, .. } = request;
+        let volumes = self.resolve_image_volumes(&request.spec, request.policy, request.progress)?;
+        let Prepare { spec, name, schedule, progress, sandbox, show, is_to_be_removed, .. } = request;
         let configs = self.configs_of(&spec, &images)?;
         for path in configs.iter().flat_map(plan::ignored_volumes) {
             progress.notify(Note::VolumeIgnored { path: path.clone() });
@@ -330,13 +364,17 @@ impl Engine {
         let shared = self.share_lock(id, &lock);
         let undo = UndoGuard { engine: self, id, lock: Some(lock) };
         let lock = shared?;
+        // Before the row, which outlives this process if it is killed.
+        if is_to_be_removed {
+            pod_dir::remove_when_ended(&self.pod_dir(id))?;
+        }
         let show = show.filter(|_| self.can_spawn_waiting(&plan));
         let (owner, row) = self.insert_owned(id, lock, show, || {
             plan.user_ids = self.assign_user_ids(id, spec.userns)?;
             let pod = NewPod { name, schedule, ..new_pod(&spec, &plan, id, &images) };
             Ok(self.insert_with_volumes(&pod)?)
         })?;
-        Ok(Embryo { engine: self, parts: EmbryoParts { row, spec, plan, owner }, undo })
+        Ok(Embryo { engine: self, parts: EmbryoParts { row, spec, plan, owner, is_to_be_removed }, undo })
     }
 
     /// Has `insert` write the row of a new pod. If its output can be shown, a supervisor is spawned meanwhile, which
@@ -366,7 +404,7 @@ impl Engine {
 
     /// Writes the files of a new pod and moves it to Prepared, durably.
     fn complete(&self, embryo: EmbryoParts) -> Result<PodId, PrepareError> {
-        let EmbryoParts { row, spec, plan, owner } = embryo;
+        let EmbryoParts { row, spec, plan, owner, is_to_be_removed: _ } = embryo;
         let (id, dir) = (row.id, self.pod_dir(row.id));
         pod_dir::fill(&dir, &plan)?;
         pod_dir::write_manifest(&dir, &spec)?;

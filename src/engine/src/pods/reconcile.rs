@@ -9,6 +9,9 @@
 //! it holds the lock, which is not probed then. The record lock on its journal, which no other process takes, shows
 //! that it runs: listing many pods opens one file of each.
 //!
+//! A pod without a directory has no lock. Its supervisor decides: as long as that runs, the row stays as it is, and the
+//! directory may be put back. Afterwards the pod has ended.
+//!
 //! # What was killed when, and the outcome
 //!
 //! | killed | found | becomes |
@@ -23,7 +26,8 @@
 //! | the same, and the pod has ended since | Starting, lock free, journal says ready | Running, then Exited |
 //! | `start` before that, and a supervisor that had not become ready | Starting, lock free | Exited, as before |
 //!
-//! A Prepared pod whose lock is free and whose journal has no ready record stays Prepared.
+//! A Prepared pod whose lock is free and whose journal has no ready record stays Prepared. A pod of `run --rm` that
+//! becomes Exited or AbortedPrepare is removed at once.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -107,11 +111,11 @@ fn correction<'a>(phase: &Phase, held: bool, ready: Option<&'a Ready>) -> Correc
 /// A row after it was reconciled.
 struct Reconciled {
     row: PodRow,
-    /// Whether the pod was of `run --rm`, had ended, and was removed now.
+    /// Whether the pod was of `run --rm`, had ended or was aborted, and was removed now.
     is_removed: bool,
 }
 
-/// What reconciling does with a pod of `run --rm` that has ended.
+/// What reconciling does with a pod of `run --rm` that has ended or was aborted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum AtEnd {
     Keep,
@@ -128,8 +132,8 @@ impl Engine {
         row.map(|row| self.reconcile(row)).transpose()?.flatten().ok_or(PodError::NotFound(PodPrefix::from(id)))
     }
 
-    /// Reconciles a row, and removes a pod of `run --rm` that has ended. `None` when the row was deleted in the
-    /// meantime.
+    /// Reconciles a row, and removes a pod of `run --rm` that has ended or was aborted. `None` when the row was deleted
+    /// in the meantime.
     pub(crate) fn reconcile(&self, row: PodRow) -> Result<Option<PodRow>, PodError> {
         let journal = self.live_journal(&row);
         // The caller still learns how a pod ended that was removed now.
@@ -265,6 +269,7 @@ impl Engine {
                     let journal = self.journal(row.id)?;
                     self.reconcile_with(row, true, &journal)?
                 }
+                PodState::Absent if self.runs_without_directory(&row) => Some(row),
                 PodState::Absent => self.reconcile_with(row, false, &Parsed::default())?,
             },
         };
@@ -272,8 +277,8 @@ impl Engine {
         Ok(moved.map(|row| self.remove_if_ended(row, at_end)))
     }
 
-    /// Reconciles the row of a pod whose lock was free, and removes an ended pod of `run --rm`. The lock is held until
-    /// both are done: no other process starts or deletes the pod meanwhile.
+    /// Reconciles the row of a pod whose lock was free, and removes an ended or aborted pod of `run --rm`. The lock is
+    /// held until both are done: no other process starts or deletes the pod meanwhile.
     fn reconcile_dead(&self, row: PodRow, lock: PodLock, at_end: AtEnd) -> Result<Option<Reconciled>, PodError> {
         let journal = self.journal(row.id)?;
         let removes = self.removes(row.id, at_end);
@@ -283,7 +288,7 @@ impl Engine {
         let data = if removes && ran && has_end(&journal) { lock.data().ok() } else { None };
         let reconcile = || {
             let Some(row) = self.reconcile_with(row, false, &journal)? else { return Ok(None) };
-            let is_removed = removes && matches!(row.phase, Phase::Exited { .. }) && {
+            let is_removed = removes && is_over(&row.phase) && {
                 // If it fails, `gc` continues the removal.
                 self.dispose_locked(row.id, Some(lock), RemovalSync::Nothing).is_ok()
             };
@@ -295,15 +300,14 @@ impl Engine {
         }
     }
 
-    /// Whether reconciling removes this pod when it has ended.
+    /// Whether reconciling removes this pod when it has ended or was aborted.
     fn removes(&self, id: PodId, at_end: AtEnd) -> bool {
         at_end == AtEnd::Remove && self.row_writes.are_enabled() && pod_dir::is_to_be_removed(&self.pod_dir(id))
     }
 
-    /// Removes a pod of `run --rm` that has ended. If that fails, `gc` continues the removal.
+    /// Removes a pod of `run --rm` that has ended or was aborted. If that fails, `gc` continues the removal.
     fn remove_if_ended(&self, row: PodRow, at_end: AtEnd) -> Reconciled {
-        let has_ended = matches!(row.phase, Phase::Exited { .. });
-        let is_removed = has_ended && self.removes(row.id, at_end) && self.dispose(row.id).is_ok();
+        let is_removed = is_over(&row.phase) && self.removes(row.id, at_end) && self.dispose(row.id).is_ok();
         Reconciled { row, is_removed }
     }
 
@@ -317,8 +321,15 @@ impl Engine {
         self.lock_in_time(row.id)
     }
 
+    /// Whether the supervisor of a pod without a directory may run: the directory was moved away. In a copy of the data
+    /// directory, the pod does not run.
+    fn runs_without_directory(&self, row: &PodRow) -> bool {
+        matches!(&row.phase, Phase::Running { supervisor, .. } if self.may_run(supervisor))
+            && self.check_runs_nowhere_else(row.id, &row.cgroup).is_ok()
+    }
+
     /// Whether the supervisor runs (a zombie does not), or cannot be examined.
-    fn may_run(&self, supervisor: &Process) -> bool {
+    pub(crate) fn may_run(&self, supervisor: &Process) -> bool {
         match process::open(supervisor, self.store.boot()) {
             Ok(Some(fd)) => !matches!(process::readable(&[fd.as_fd()], Deadline::after(Duration::ZERO)), Ok(Some(_))),
             Ok(None) => false,
@@ -378,6 +389,11 @@ impl Engine {
             },
         }
     }
+}
+
+/// Whether a pod has ended, or its preparation was aborted.
+fn is_over(phase: &Phase) -> bool {
+    matches!(phase, Phase::Exited { .. } | Phase::AbortedPrepare { .. })
 }
 
 /// Whether an app is being added, or adding it was interrupted. The journal does not show this.

@@ -476,7 +476,8 @@ fn plan(id: PodId) -> gantry_contract::plan::Plan {
 /// The same with these networks.
 fn plan_in(engine: &Engine, id: PodId, net: &NetMode) -> gantry_contract::plan::Plan {
     let host = crate::pods::plan_net::host(&engine.options.network, engine.store.layout());
-    gantry_contract::plan::Plan { net: crate::pods::plan_net::net(net, Vec::new(), host).unwrap(), ..plan(id) }
+    let pod_dir = engine.pod_dir(id).to_string_lossy().into_owned();
+    gantry_contract::plan::Plan { net: crate::pods::plan_net::net(net, Vec::new(), host).unwrap(), pod_dir, ..plan(id) }
 }
 
 /// Makes the directory of a pod with this plan, without a row.

@@ -118,7 +118,7 @@ impl Engine {
     /// Starts an exited pod, on request or because it waits for it.
     fn start_exited(&self, id: PodId, is_requested: bool) -> Result<Option<Running>, StartError> {
         let dir = self.pod_dir(id);
-        let lock = self.lock_pod(id)?.ok_or(StartError::Busy(id))?;
+        let lock = self.lock_to_start(id)?;
         // Under the lock the row stays true, but for requests to stop the pod.
         let row = self.exited_row_under_lock(id)?;
         let is_waiting = row.restart.at.is_some_and(|at| at <= gantry_store::now());

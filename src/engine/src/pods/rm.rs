@@ -157,18 +157,18 @@ impl Engine {
     fn is_being_removed(&self, id: PodId) -> Result<bool, PodError> {
         let row = self.store.pod(id)?;
         Ok(row.is_none_or(|row| match row.phase {
-            Phase::Exited { .. } => pod_dir::is_to_be_removed(&self.pod_dir(id)),
+            Phase::Exited { .. } | Phase::AbortedPrepare { .. } => pod_dir::is_to_be_removed(&self.pod_dir(id)),
             Phase::Garbage { deleting, .. } => deleting.is_some(),
             Phase::Embryo
             | Phase::Preparing
             | Phase::Prepared { .. }
             | Phase::Running { .. }
-            | Phase::Starting { .. }
-            | Phase::AbortedPrepare { .. } => false,
+            | Phase::Starting { .. } => false,
         }))
     }
 
-    /// Removes a pod without syncing: one that could not be started, one of `run --rm` that has ended, or an orphan.
+    /// Removes a pod without syncing: one that could not be started, one of `run --rm` that has ended or was aborted,
+    /// or an orphan.
     pub(crate) fn dispose(&self, id: PodId) -> Result<(), RmError> {
         self.dispose_synced(id, RemovalSync::Nothing)
     }
@@ -183,7 +183,8 @@ impl Engine {
         self.dispose_locked(id, lock, sync)
     }
 
-    /// Removes the rest of a dead pod whose lock the caller holds. `None`: it has no directory.
+    /// Removes the rest of a dead pod whose lock the caller holds. `None`: it has no directory, perhaps an entry of
+    /// another type.
     pub(crate) fn dispose_locked(&self, id: PodId, lock: Option<PodLock>, sync: RemovalSync) -> Result<(), RmError> {
         // Read under the lock: the pod cannot be started from here on. The journal goes with the directory.
         let row = self.store.pod(id)?;
@@ -200,6 +201,10 @@ impl Engine {
             Err(error) if error.kind() == ErrorKind::Exhausted => (None, true),
             other => (other?.flatten(), false),
         };
+        if lock.is_none() {
+            // Before anything could follow a link.
+            self.store.unlink_pod_entry(id, sync != RemovalSync::Nothing)?;
+        }
         // Try both. The processes first, since they may be plugins of a killed supervisor.
         let cgroups = self.remove_cgroups(&cgroup);
         self.network_down(id).map_err(|source| RmError::Network { id, source })?;

@@ -7,6 +7,7 @@
 //! anyway.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::process::Child;
 
 use gantry_contract::files;
@@ -14,10 +15,11 @@ use gantry_contract::plan::Plan;
 use gantry_contract::start::Ready;
 use gantry_model::error::chain;
 use gantry_model::{Edge, ErrorKind, Kind, NetMode, Phase, PhaseName, PodId};
-use gantry_store::{Change, PodLock, PodRow};
+use gantry_store::{Change, PodLock, PodRow, PodState};
 use thiserror::Error;
 
 use crate::error::need_root;
+use crate::host::lock_holder::identity;
 use crate::host::process::{self, Deadline};
 use crate::pods::output::{OutputStream, Show};
 use crate::pods::plan::PlanError;
@@ -61,6 +63,20 @@ pub enum StartError {
     /// It has no apps any more.
     #[error("pod {0} has no apps and cannot be started again: remove it with 'gantry rm {0}'")]
     NoApps(PodId),
+    /// Its directory was removed or moved away.
+    #[error("pod {0} has no directory and cannot be started: put it back, or remove the pod with 'gantry rm {0}'")]
+    NoDirectory(PodId),
+    /// This data directory is a copy of the one in which it was prepared, or that was moved.
+    #[error(
+        "pod {id} was prepared in {} and can only be started there: prepare it again, or move the data directory back",
+        .other.display()
+    )]
+    PreparedElsewhere {
+        /// The pod.
+        id: PodId,
+        /// Its directory, which its plan names.
+        other: PathBuf,
+    },
     /// It was prepared with published ports, which the requested network does not support.
     #[error("pod {id} was prepared with ports and cannot be started with this network")]
     Port {
@@ -88,7 +104,9 @@ impl Kind for StartError {
             | Self::NotStartable { .. }
             | Self::Removed(_)
             | Self::KubeletSandbox(_)
-            | Self::NoApps(_) => ErrorKind::Refused,
+            | Self::NoApps(_)
+            | Self::NoDirectory(_)
+            | Self::PreparedElsewhere { .. } => ErrorKind::Refused,
             Self::Busy(_) => ErrorKind::Busy,
             Self::Port { source, .. } => source.kind(),
             Self::Supervisor(error) => error.kind(),
@@ -185,7 +203,7 @@ impl Engine {
     pub fn start(&self, id: PodId, net: Option<NetMode>, options: RunOptions) -> Result<Running, StartError> {
         need_root("start a pod")?;
         prepared(self.reconcile_pod(id)?)?;
-        let lock = self.lock_pod(id)?.ok_or(StartError::Busy(id))?;
+        let lock = self.lock_to_start(id)?;
         let shared = self.share_lock(id, &lock)?;
         // Under the lock the row stays true.
         let row = prepared(self.row_under_lock(id)?)?;
@@ -214,10 +232,37 @@ impl Engine {
         }
     }
 
+    /// Takes the lock of a pod that is to be started.
+    pub(crate) fn lock_to_start(&self, id: PodId) -> Result<PodLock, StartError> {
+        match self.lock_in_time(id)? {
+            PodState::Free(lock) => Ok(lock),
+            PodState::Held => Err(StartError::Busy(id)),
+            PodState::Absent => match self.store.pod(id).map_err(PodError::from)?.map(|row| row.phase) {
+                None => Err(PodError::NotFound(id.into()).into()),
+                // A removal records this before it moves the directory away.
+                Some(phase @ Phase::Garbage { .. }) => Err(StartError::NotStartable { id, phase: phase.name() }),
+                Some(_) => Err(StartError::NoDirectory(id)),
+            },
+        }
+    }
+
+    /// Fails unless the plan is of this data directory. All of its paths are absolute: a supervisor would use the files
+    /// of another one, without the lock there.
+    fn check_prepared_here(&self, id: PodId, plan: &Plan) -> Result<(), StartError> {
+        let (own, other) = (self.pod_dir(id), PathBuf::from(&plan.pod_dir));
+        let found = |path: &Path| std::fs::metadata(path).ok().map(|dir| identity(&dir));
+        // The same directory can have several paths: by a link, or a bind mount.
+        if own == other || found(&other).is_some_and(|other| found(&own) == Some(other)) {
+            return Ok(());
+        }
+        Err(StartError::PreparedElsewhere { id, other })
+    }
+
     /// Updates the networks in a pod's plan to `net` and to the present configuration. The plan is written first:
     /// killed in between, the next start finds the row behind the plan and updates it. Returns both.
     pub(crate) fn resolve_plan(&self, row: PodRow, net: Option<NetMode>) -> Result<(PodRow, Plan), StartError> {
         let mut written = self.plan(row.id)?;
+        self.check_prepared_here(row.id, &written)?;
         let net = net.unwrap_or_else(|| plan_net::mode(&written.net));
         if written.user_ids.is_some() && net == NetMode::Host {
             let why = "--net=host cannot be combined with a user namespace of the pod's own";
@@ -240,10 +285,10 @@ impl Engine {
 
     /// Starts the supervisor of a new pod, and completes the pod's files and row while it works.
     fn start_embryo(&self, embryo: EmbryoParts, options: RunOptions) -> Result<Running, StartError> {
-        let EmbryoParts { row, spec, plan, owner } = embryo;
+        let EmbryoParts { row, spec, plan, owner, is_to_be_removed } = embryo;
         let (id, dir) = (row.id, self.pod_dir(row.id));
         pod_dir::fill(&dir, &plan)?;
-        if options.remove {
+        if options.remove && !is_to_be_removed {
             pod_dir::remove_when_ended(&dir)?;
         }
         let (mut spawned, show) = match owner {

@@ -5,11 +5,13 @@
 use std::time::Duration;
 
 use gantry_contract::control::{Reply, Request};
+use gantry_host::cgroup::has_processes;
 use gantry_model::restart::StopRequest;
 use gantry_model::{ErrorKind, Kind, Phase, PhaseName, PodId};
 use thiserror::Error;
 
 use crate::error::need_root;
+use crate::host::lock_holder::LockHolder;
 use crate::host::process::{self, Deadline};
 use crate::pods::app_add::CREATE_TIMEOUT;
 use crate::pods::control::ControlError;
@@ -40,6 +42,18 @@ pub enum StopError {
     /// The pod does not end.
     #[error("pod {0} does not end after its supervisor was killed: a process of it is stuck in the kernel")]
     Stuck(PodId),
+    /// It has ended, and a process does not release it: the one that started it was stopped (SIGSTOP), for example.
+    #[error(
+        "pod {id} has ended, but process {pid} ('{command}') still holds its directory: continue or end that process"
+    )]
+    Held {
+        /// The pod.
+        id: PodId,
+        /// The process.
+        pid: u32,
+        /// The name of its command.
+        command: String,
+    },
     /// Its supervisor cannot be killed.
     #[error("cannot kill the supervisor of pod {id}")]
     Kill {
@@ -58,7 +72,7 @@ impl Kind for StopError {
     fn kind(&self) -> ErrorKind {
         match self {
             Self::NotStarted { .. } => ErrorKind::Refused,
-            Self::Busy(_) => ErrorKind::Busy,
+            Self::Busy(_) | Self::Held { .. } => ErrorKind::Busy,
             Self::Stuck(_) => ErrorKind::TimedOut,
             Self::Kill { source, .. } => ErrorKind::of_io(source),
             Self::Pod(error) => error.kind(),
@@ -140,16 +154,29 @@ impl Engine {
         let asked = matches!(self.ask(id, &Request::Stop { grace_ms }), Ok((Reply::Done, _)));
         let patience = if asked { grace.saturating_add(SLACK) } else { Duration::ZERO };
         let mut ended = self.wait_or_gone(view, patience)?;
-        if ended.is_none() && self.is_ending(id) {
+        let is_alive = || view.supervisor().is_some_and(|supervisor| self.may_run(supervisor));
+        if ended.is_none() && is_alive() && self.is_ending(id) {
             let limit = if self.has_network_record(id) { self.plugins_limit() } else { Duration::ZERO };
             ended = self.wait_or_gone(view, limit.saturating_add(SLACK))?;
         }
-        if let Some(ended) = ended {
-            return Ok((ended, false));
+        let escalates = ended.is_none() && is_alive();
+        if escalates {
+            self.escalate(view)?;
+            ended = self.wait_or_gone(view, SLACK)?;
         }
-        self.escalate(view)?;
-        let ended = self.wait_or_gone(view, SLACK)?.ok_or(StopError::Stuck(id))?;
-        Ok((ended, true))
+        ended.map(|ended| (ended, escalates)).ok_or_else(|| self.unended(view))
+    }
+
+    /// Why a pod is not recorded as ended whose supervisor was killed or has ended.
+    fn unended(&self, view: &PodView) -> StopError {
+        let id = view.row.id;
+        let cgroups = self.pod_cgroups(&view.row.cgroup).unwrap_or_default();
+        let runs = view.supervisor().is_some_and(|supervisor| self.may_run(supervisor))
+            || cgroups.iter().any(|cgroup| has_processes(cgroup));
+        match self.find_lock_holder(id) {
+            Some(LockHolder { pid, command }) if !runs => StopError::Held { id, pid, command },
+            _ => StopError::Stuck(id),
+        }
     }
 
     /// The time after which a start has succeeded or failed: volumes may be filled, and plugins attach networks.
@@ -172,6 +199,10 @@ impl Engine {
         let closed = |source: &std::io::Error| {
             matches!(source.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::ConnectionRefused)
         };
+        // Without its directory, the socket may still be open.
+        if !self.pod_dir(id).is_dir() {
+            return false;
+        }
         let connected = self.connect_within(id, CONNECT_TIMEOUT);
         matches!(connected, Err(ControlError::Connect { source, .. }) if closed(&source))
     }

@@ -193,12 +193,13 @@ pub(crate) fn restored(record: &Record) -> String {
         Some((path, at)) => format!("from {}, made {}", path.display(), shown(*at)),
         None => "from the directories of the pods alone, for there was no good backup".to_owned(),
     };
-    format!(
-        "{}; it was restored at {} {from}; the damaged one is in {}",
-        record.damage,
-        shown(record.at),
-        record.aside.display()
-    )
+    // A database that was missing left nothing. A directory that cannot be read is named.
+    let has_left_nothing = std::fs::read_dir(&record.aside).is_ok_and(|mut files| files.next().is_none());
+    let aside = match has_left_nothing {
+        true => String::new(),
+        false => format!("; the damaged one is in {}", record.aside.display()),
+    };
+    format!("{}; it was restored at {} {from}{aside}", record.damage, shown(record.at))
 }
 
 fn images_since(record: &Record) -> String {
@@ -231,6 +232,22 @@ mod tests {
         }
         let failed = chain(&of(StoreError::Database { doing, failure: DatabaseFailure::Other, source: cause() }));
         assert_eq!(failed, "cannot check the database: the database failed: disk I/O error");
+    }
+
+    #[test]
+    fn a_missing_database_is_in_no_directory() {
+        let temp = tempfile::tempdir().unwrap();
+        let record = Record {
+            at: Timestamp(0),
+            damage: "the database is missing".to_owned(),
+            backup: None,
+            aside: temp.path().to_owned(),
+            first_event: 1,
+        };
+        assert!(restored(&record).ends_with("for there was no good backup"), "{}", restored(&record));
+        std::fs::write(temp.path().join("gantry.db"), "").unwrap();
+        let want = format!("; the damaged one is in {}", temp.path().display());
+        assert!(restored(&record).ends_with(&want), "{}", restored(&record));
     }
 
     #[test]
