@@ -292,3 +292,20 @@ fn limit_of_swap() {
     }
     let _ = g.app(&["--memory-swap=1g"], &["true"]).exits(125).stderr_contains(&["--memory-swap needs --memory"]);
 }
+
+#[test]
+fn failed_mounts_are_explained() {
+    let g = Gantry::new();
+    let file = g.scratch().join("file");
+    std::fs::write(&file, "x").unwrap();
+    let mount = |source: &std::path::Path, target: &str| {
+        format!("--mount=type=bind,source={},target={target}", source.display())
+    };
+    let over_dir = g.app(&[&mount(&file, "/bin")], &["true"]).exits(125);
+    let _ = over_dir.stderr_contains(&["cannot mount at '/bin'", "the volume is a file", "a directory has this path"]);
+    let over_file = g.app(&[&mount(&g.scratch(), "/bin/app")], &["true"]).exits(125);
+    let _ = over_file.stderr_contains(&["cannot mount at '/bin/app'", "the volume is a directory"]);
+    let absent = "--mount=type=image,source=absent:2,target=/img";
+    let out = g.app(&["--name=web", absent], &["true"]).exits(125);
+    let _ = out.stderr_contains(&["of app 'web', at '/img', cannot be prepared without its image", "'absent:2'"]);
+}

@@ -53,7 +53,8 @@ pub(crate) fn unexecutable(shown: &str, error: Errno) -> Failure {
         }
         Errno::ISDIR => (ErrorKind::CommandNotExecutable, "it is a directory".to_owned()),
         Errno::NOEXEC => {
-            (ErrorKind::CommandNotExecutable, "it is not a program of this machine's architecture".to_owned())
+            let why = "it is neither a program of this machine's architecture nor a script that begins with #!";
+            (ErrorKind::CommandNotExecutable, why.to_owned())
         }
         other => (ErrorKind::CommandNotExecutable, other.to_string()),
     };

@@ -18,6 +18,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::Duration;
 
+use gantry_contract::Failure;
 use gantry_host::mounts::{CloneSource, ReadOnlyMounts, Restrictions, clone_restricted};
 use gantry_model::ErrorKind;
 use gantry_model::id::shown;
@@ -93,7 +94,7 @@ impl DetachedMounts {
             let what = || format!("cannot mount at '{}'", shown(target));
             let mut attempts = if *is_nested { MAX_ATTEMPTS } else { 1 };
             while !is_attached(root, tree, target, *is_dir).or_else(|error| match attempts {
-                0 | 1 => Err(error).attempt(what),
+                0 | 1 => Err(mount_failure(error, root, target, *is_dir)),
                 _ => Ok(false),
             })? {
                 attempts = attempts.saturating_sub(1);
@@ -106,6 +107,21 @@ impl DetachedMounts {
         }
         Ok(())
     }
+}
+
+/// A mount failed, perhaps because only one of the volume and its target is a directory.
+fn mount_failure(error: Errno, root: &OwnedFd, target: &str, is_dir: bool) -> Failure {
+    let what = format!("cannot mount at '{}'", shown(target));
+    let found = open_beneath(root, target, OFlags::PATH).and_then(|found| is_directory(&found));
+    let why = match (is_dir, found) {
+        (true, Ok(false)) => "the volume is a directory, and in the app a file has this path",
+        (false, Ok(true)) => "the volume is a file, and in the app a directory has this path",
+        _ => {
+            let error = std::io::Error::from(error);
+            return failure(ErrorKind::of_io(&error), format!("{what}: {error}"));
+        }
+    };
+    failure(ErrorKind::Invalid, format!("{what}: {why}"))
 }
 
 /// Refuses a mount inside one that is shared with the host, where it would appear, and a covered path inside one,
