@@ -126,3 +126,34 @@ fn wait_reports_running_and_exited_pods() {
     assert_eq!(g.run(&["wait", "late"]).ok().text(), "7");
     let _ = g.run(&["wait", "--condition=running", "late"]).exits(FAILED).stderr_contains(&["has exited"]);
 }
+
+#[test]
+fn an_app_that_finds_its_pod_is_chosen() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    let apps = [
+        [&image, "--name=front", "--environment=OWN=front", "--", "sleep", "forever", "---"],
+        [&image, "--name=back", "--environment=OWN=back", "--", "sleep", "forever", ""],
+    ]
+    .concat();
+    let out = g.run(&[&["run", "--detach", "--net=none", "--hostname=box"], &apps[..apps.len() - 1]].concat());
+    let pod = pod_id(&out.ok());
+    let named = |word: &str| g.run(&["exec", word, "--", "/bin/app", "env"]);
+    for app in ["front", "back"] {
+        assert!(named(app).ok().stdout.contains(&format!("OWN={app}")), "{app}");
+    }
+    for other in ["box", &pod] {
+        let _ = named(other).exits(FAILED).stderr_contains(&["has several apps"]);
+    }
+}
+
+#[test]
+fn an_empty_uuid_file_is_named() {
+    let g = Gantry::new();
+    let file = g.scratch().join("pod.id");
+    for content in ["", " \n"] {
+        std::fs::write(&file, content).unwrap();
+        let out = g.run(&["status", "--uuid-file", file.to_str().unwrap()]).exits(FAILED);
+        let _ = out.stderr_contains(&["pod.id is empty"]);
+    }
+}

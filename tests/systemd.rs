@@ -315,7 +315,7 @@ fn pod_files_become_services() {
     std::fs::write(files.join("shop.pod"), text).unwrap();
     std::fs::write(files.join("bad.pod"), format!("[App a]\nImage={image}\nMemroy=1Gi\n")).unwrap();
     let generate = ["generate", "units", files.to_str().unwrap(), out.to_str().unwrap()];
-    let _ = g.run(&generate).exits(125).stderr_contains(&["bad.pod:3: [App NAME] has no key Memroy=", "memory=?"]);
+    let _ = g.run(&generate).exits(125).stderr_contains(&["bad.pod:3: [App NAME] has no key Memroy=", "Memory=?"]);
     let path = out.join("shop.service");
     verify(&path);
     let unit = std::fs::read_to_string(&path).unwrap();

@@ -24,7 +24,8 @@ pub(crate) type Cli = CommandLine<Command>;
     max_term_width = 100,
     args_override_self = true,
     after_help = "Commands may be abbreviated to a unique prefix. Exit codes: the app's own; 125: gantry failed; 126, 127: \
-                  the command could not be executed, or was not found; 128+n: signal n; 1: no such pod, image or network (125 from commands that run something)."
+                  the command could not be executed, or was not found; 128+n: signal n; 1: no such pod, app, image, network, volume or schedule (125 from run, prepare, \
+                  run-prepared, app add, exec, attach, fetch, image load and schedule enable), or doctor found an error."
 )]
 pub(crate) struct CommandLine<C: Subcommand> {
     #[command(flatten)]
@@ -217,7 +218,7 @@ commands! {
     /// Generate systemd units that run pods
     #[command(subcommand, infer_subcommands = true)]
     Generate(group commands::generate::Generate),
-    /// Create certificates for the node API and Aurae's API
+    /// Create certificates for the Talos node API and Aurae's API
     #[command(subcommand, infer_subcommands = true)]
     Pki(group commands::pki::Pki),
     /// Show facts about the host and the data directory
@@ -270,13 +271,17 @@ fn add_arguments(command: clap::Command, describe: Describe) -> clap::Command {
     describe(command).about(Resettable::from(about)).long_about(Resettable::from(long_about))
 }
 
-/// Whether a command of this name has this variant: `run-prepared` has `RunPrepared`.
-fn is_name_of(variant: &str, name: &str) -> bool {
-    let words = name.split('-').flat_map(|word| {
+/// `run-prepared` as `RunPrepared`.
+pub(crate) fn camel_case(name: &str) -> impl Iterator<Item = char> {
+    name.split('-').flat_map(|word| {
         let mut letters = word.chars();
         letters.next().map(|first| first.to_ascii_uppercase()).into_iter().chain(letters)
-    });
-    words.eq(variant.chars()) && name.chars().all(|letter| letter == '-' || letter.is_ascii_lowercase())
+    })
+}
+
+/// Whether a command of this name has this variant: `run-prepared` has `RunPrepared`.
+fn is_name_of(variant: &str, name: &str) -> bool {
+    camel_case(name).eq(variant.chars()) && name.chars().all(|letter| letter == '-' || letter.is_ascii_lowercase())
 }
 
 /// Adds the arguments of one command to [`names`].

@@ -79,6 +79,9 @@ fn parse_lines(text: &str, of_caller: impl Fn(&str) -> Option<String>) -> Result
             }
             None => (line, of_caller(line)),
         };
+        if line.contains('\0') {
+            return Err(format!("line {number} contains a NUL byte"));
+        }
         check_variable_name(name).map_err(|error| format!("line {number}: {}", message(error)))?;
         variables.extend(value.map(|value| (name.to_owned(), value)));
     }
@@ -104,6 +107,7 @@ mod tests {
             ("A=1\nC = 3", "line 2: the name of a variable, 'C ', contains white space"),
             ("export D=4", "line 1: the name of a variable, 'export D', contains white space"),
             ("\"A\"=1", "contains a quote"),
+            ("A=1\nB=x\0y", "line 2 contains a NUL byte"),
         ] {
             assert!(parse_lines(bad, of_caller).unwrap_err().contains(want), "{bad:?}");
         }

@@ -20,7 +20,7 @@ pub(crate) struct Globals {
     /// Configuration file [default: /etc/gantry/config.toml; environment: GANTRY_CONFIG]
     #[arg(long, global = true, help_heading = HEADING, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// Print each cause of an error on a line of its own
+    /// Print each cause of an error on a line of its own, and its kind
     #[arg(long, global = true, help_heading = HEADING)]
     pub(crate) debug: bool,
     /// Disable protection: http, tls, image, seccomp, capabilities, all-fetch, all-run, all, none

@@ -65,15 +65,20 @@ fn section<'a>(text: &mut String, title: &str, arguments: impl Iterator<Item = &
             help.push_str(&format!(" (default {})", default.to_string_lossy()));
         }
         let longs = flag.get_long().into_iter().chain(flag.get_visible_aliases().unwrap_or_default());
-        item(text, flag.get_short(), longs, value.map_or("", |value| value.as_str()), &help);
+        let value = match value.map(|value| quoted(value.as_str())) {
+            Some(value) if flag.is_require_equals_set() => format!(" Ns Op = Ns Ar {value}"),
+            Some(value) => format!(" Ar {value}"),
+            None => String::new(),
+        };
+        item(text, flag.get_short(), longs, &value, &help);
     }
     text.push_str(".El\n");
 }
 
+/// `value`: that of the flag, as a macro of mdoc.
 fn item<'a>(text: &mut String, short: Option<char>, longs: impl Iterator<Item = &'a str>, value: &str, help: &str) {
     let names: Vec<String> =
         short.map(|short| format!("Fl {short}")).into_iter().chain(longs.map(|long| format!("Fl -{long}"))).collect();
-    let value = if value.is_empty() { String::new() } else { format!(" Ar {}", quoted(value)) };
     let help = help.split_whitespace().collect::<Vec<_>>().join(" ").replace('\\', "\\e");
     // A line that begins with one of these would be a request.
     let guard = if help.starts_with(['.', '\'']) { "\\&" } else { "" };
@@ -97,4 +102,31 @@ fn the_man_page_lists_every_flag() {
         return;
     }
     assert_eq!(listed, want, "run it again with GANTRY_UPDATE_MAN=1, which writes the flags into {}", page.display());
+}
+
+#[test]
+fn the_man_page_describes_every_command() {
+    let text = std::fs::read_to_string(page()).unwrap();
+    let (_, rest) = text.split_once(".Sh COMMANDS\n").unwrap();
+    let (commands, _) = rest.split_once(".Sh ").unwrap();
+    let headings = commands.lines().filter_map(|line| line.strip_prefix(".It Cm "));
+    let described: Vec<Vec<&str>> = headings
+        .flat_map(|heading| heading.split(" , "))
+        .map(|heading| heading.trim_start_matches("Cm ").split(' ').collect())
+        .collect();
+    let mut root = crate::cli::command();
+    root.build();
+    let is_shown = |command: &&clap::Command| !command.is_hide_set() && command.get_name() != "help";
+    let mut last = 0;
+    for command in root.get_subcommands().filter(is_shown) {
+        let name = command.get_name();
+        let at = described.iter().position(|words| words.first() == Some(&name));
+        let at = at.unwrap_or_else(|| panic!("{name} is not described"));
+        assert!(at >= last || name == "cat-manifest", "{name} is not where 'gantry --help' has it");
+        last = at.max(last);
+        for sub in command.get_subcommands().filter(is_shown) {
+            let words = [name, sub.get_name()];
+            assert!(described.iter().any(|described| described.starts_with(&words)), "{words:?} is not described");
+        }
+    }
 }

@@ -27,6 +27,7 @@
 use gantry_host::file::strip_byte_order_mark;
 use gantry_model::{AppName, PodName};
 
+use crate::cli::camel_case;
 use crate::grammar::{self, Caller, Flag, ImageLookup, Parsed, Verb};
 use crate::suggest;
 
@@ -242,7 +243,7 @@ fn find_flag(key: &str, of_pod: bool) -> Result<&'static Flag, String> {
     let own = if of_pod { &[][..] } else { &["image", "args"] };
     let known = usable().flat_map(Flag::longs).chain(own.iter().copied());
     let hint = match suggest::nearest(&name, known) {
-        Some(near) => format!(": did you mean {near}=?"),
+        Some(near) => format!(": did you mean {}=?", camel_case(near).collect::<String>()),
         None => String::new(),
     };
     Err(format!("{section} has no key {}={hint}", gantry_model::id::shown(key)))
@@ -464,10 +465,11 @@ mod tests {
     fn mistakes_have_their_line() {
         let app = "[App a]\nImage=docker://x/a:1\n";
         for (text, line, why) in [
-            ("[Pod]\nNetwrok=none\n", 2, "did you mean network=?"),
+            ("[Pod]\nNetwrok=none\n", 2, "did you mean Network=?"),
+            (&format!("{app}ReadOnyl=yes\n"), 3, "did you mean ReadOnly=?"),
             ("[Pods]\n", 1, "did you mean [Pod]?"),
             ("Network=none\n", 1, "must be in a section"),
-            (&format!("{app}Memroy=1Gi\n"), 3, "did you mean memory=?"),
+            (&format!("{app}Memroy=1Gi\n"), 3, "did you mean Memory=?"),
             (&format!("{app}Memory=much\n"), 3, "--memory"),
             (&format!("{app}Network=none\n"), 3, "[App NAME] has no key"),
             (&format!("{app}Environment=A=1\nEnvironment=\"B C=1\"\n"), 4, "contains white space"),

@@ -163,8 +163,19 @@ pub(crate) fn find_app(engine: &Engine, text: &str, app: Option<&AppName>) -> Re
         return Err(named_twice());
     }
     let id = find(engine, pod)?;
-    let app = engine.select_app(id, named.as_ref().or(app))?;
+    let found = if named.is_none() && app.is_none() { app_that_found(engine, id, pod)? } else { None };
+    let app = engine.select_app(id, named.as_ref().or(app).or(found.as_ref()))?;
     Ok((id, app))
+}
+
+/// The app by whose name the pod was found, rather than by its id, its own name or its host name.
+pub(crate) fn app_that_found(engine: &Engine, pod: PodId, word: &str) -> Result<Option<AppName>, Failure> {
+    if pod.to_string().starts_with(word) {
+        return Ok(None);
+    }
+    let row = engine.status(pod)?.row;
+    let is_of_pod = row.hostname == word || row.name.is_some_and(|name| name.as_str() == word);
+    Ok(row.apps.into_iter().map(|app| app.name).find(|name| name.as_str() == word && !is_of_pod))
 }
 
 fn named_twice() -> Failure {
@@ -216,7 +227,7 @@ pub(crate) struct PodSet {
     /// All pods to which the command applies
     #[arg(long, short, conflicts_with_all = ["pods", "uuid_file", "latest"])]
     all: bool,
-    /// All of those that match: state=, name=, namespace=, app=, label=, image=, exited=, network= or id=; see 'gantry
+    /// Only pods that match: state=, name=, namespace=, app=, label=, image=, exited=, network= or id=; see 'gantry
     /// list'
     #[arg(long, value_parser = pod_filter::parse, value_name = "KEY=VALUE", conflicts_with_all = ["pods", "uuid_file", "latest"])]
     filter: Vec<Condition>,
@@ -357,7 +368,12 @@ fn read_id_file(path: &Path) -> Result<String, Failure> {
     let file = std::fs::File::open(path).map_err(failed())?;
     let mut text = String::new();
     file.take(MAX_ID_FILE).read_to_string(&mut text).map_err(failed())?;
-    Ok(text.trim().to_owned())
+    match text.trim() {
+        "" => {
+            Err(CliError::Content { path: path.to_owned(), why: "is empty: it has no id of a pod".to_owned() }.into())
+        }
+        id => Ok(id.to_owned()),
+    }
 }
 
 #[cfg(test)]

@@ -30,7 +30,7 @@ pub(crate) enum App {
     Start(Start),
     /// Stop running apps
     Stop(Stop),
-    /// Remove apps from running pods, with their files and logs
+    /// Remove apps from running or ended pods, with their files and logs
     #[command(visible_alias = "remove")]
     Rm(Rm),
     /// Show the state of apps

@@ -386,8 +386,9 @@ fn write_removed(out: &mut dyn Write, removed: &ImageRemoved) -> io::Result<()> 
 
 fn write_collected(out: &mut dyn Write, report: &ImageGc, dry_run: bool) -> io::Result<()> {
     for row in &report.removed {
-        let name = row.names.first().map(|name| format!(" ({})", escape::text(name))).unwrap_or_default();
-        writeln!(out, "{} {}{name}", if dry_run { "would remove" } else { "removed" }, row.id)?;
+        let names: Vec<_> = row.names.iter().map(|name| escape::text(name)).collect();
+        let names = if names.is_empty() { String::new() } else { format!(" ({})", names.join(", ")) };
+        writeln!(out, "{} {}{names}", if dry_run { "would remove" } else { "removed" }, row.id)?;
     }
     write_freed(out, &report.swept)
 }
@@ -429,6 +430,17 @@ mod tests {
             imported: Timestamp(0),
             last_used: Timestamp(3_600_000_000_000),
         }
+    }
+
+    #[test]
+    fn collected_images_have_all_names() {
+        let report = ImageGc { removed: vec![row(&["a:1", "b:2"]), row(&[])], ..ImageGc::default() };
+        let mut out = Vec::new();
+        write_collected(&mut out, &report, true).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        let lines: Vec<_> = text.lines().collect();
+        assert!(lines[0].starts_with("would remove sha256:") && lines[0].ends_with(" (a:1, b:2)"), "{text}");
+        assert!(!lines[1].contains('('), "{text}");
     }
 
     #[test]

@@ -71,7 +71,7 @@ pub(crate) struct CatManifest {
 #[derive(Debug, clap::Args)]
 pub(crate) struct ManifestFlags {
     /// Indent the output
-    #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = true, default_missing_value = "true", action = clap::ArgAction::Set)]
+    #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = true, default_missing_value = "true", action = clap::ArgAction::Set, value_name = "BOOL")]
     pretty_print: bool,
     /// Print an appc manifest, as gantryd's rkt API returns it
     #[arg(long)]

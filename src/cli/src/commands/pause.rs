@@ -13,6 +13,7 @@ use crate::render::json;
 
 /// Arguments of `pause`.
 #[derive(Debug, clap::Args)]
+#[command(mut_arg("all", |all| all.help("All running pods that are not paused")))]
 pub(crate) struct Pause {
     #[command(flatten)]
     targets: PauseTargets,
@@ -20,6 +21,7 @@ pub(crate) struct Pause {
 
 /// Arguments of `unpause`.
 #[derive(Debug, clap::Args)]
+#[command(mut_arg("all", |all| all.help("All paused pods, and pods with paused apps")))]
 pub(crate) struct Unpause {
     #[command(flatten)]
     targets: PauseTargets,

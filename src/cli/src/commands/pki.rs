@@ -1,4 +1,4 @@
-//! `gantry pki`: the certificates of the node API.
+//! `gantry pki`: the certificates of the Talos node API and of Aurae's API.
 
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -26,11 +26,11 @@ const LOCAL_NAMES: [&str; 4] = ["localhost", "127.0.0.1", "::1", "server.unsafe.
 /// The subcommands of `pki`.
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Pki {
-    /// Make a certificate authority: ca.crt and ca.key
+    /// Create a certificate authority: ca.crt and ca.key
     Init(Init),
-    /// Make the certificate of gantryd: server.crt and server.key
+    /// Create the certificate of gantryd: server.crt and server.key
     Server(Server),
-    /// Make the certificate of a client: NAME.crt, NAME.key and NAME.talosconfig
+    /// Create the certificate of a client: NAME.crt, NAME.key and NAME.talosconfig
     Client(Client),
 }
 

@@ -17,6 +17,7 @@ use crate::render::{OutputFlag, OutputFormat};
 
 /// Arguments of `rm`.
 #[derive(Debug, clap::Args)]
+#[command(mut_arg("all", |all| all.help("All pods that are not running; with --force, all")))]
 pub(crate) struct Rm {
     #[command(flatten)]
     pods: PodSet,

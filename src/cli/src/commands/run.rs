@@ -1,6 +1,7 @@
 //! `gantry run`, `gantry prepare` and `gantry run-prepared`.
 
 use std::io::Write as _;
+use std::os::fd::AsFd as _;
 use std::path::Path;
 
 use gantry_engine::{Engine, Prepare, PrepareError, RunOptions, Running, Show};
@@ -120,7 +121,7 @@ pub(crate) fn add_app(request: Request) -> Result<ExitStatus, Failure> {
 /// A failure to create a pod, with the hint of the command line where the image is the cause.
 fn create_failure(error: PrepareError, options: &PodOptions, several: bool) -> Failure {
     let is_about_image = matches!(error, PrepareError::Fetch { .. });
-    match &options.net_hint {
+    match &options.value_hint {
         Some(hint) if is_about_image => Failure::from(error).with_hint(hint.as_str()),
         _ => with_hint(error.into(), options.hint.as_deref(), several && is_about_image),
     }
@@ -134,7 +135,7 @@ pub(crate) struct RunPrepared {
     /// Networks, as for 'gantry run', instead of those the pod was prepared with; without a value: default
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "default", value_name = "NET,…")]
     net: Vec<String>,
-    /// Alias of --net, as in docker
+    /// As --net, but the value is required
     #[arg(long, value_name = "NET,…", conflicts_with = "net")]
     network: Vec<String>,
     /// Print the pod's id when it is ready, and exit
@@ -157,6 +158,9 @@ impl RunPrepared {
         let (flag, given) = if self.network.is_empty() { ("--net", &self.net) } else { ("--network", &self.network) };
         if given.is_empty() {
             return Ok(None);
+        }
+        if given.iter().any(String::is_empty) {
+            return Err(Failure::usage(format!("{flag}: the name of a network is missing after '='")));
         }
         if let Some(value) = given.iter().find(|value| is_network_of_container(value)) {
             return Err(Failure::usage(format!("{flag}={} is not supported: {ONE_POD}", shown(value))));
@@ -243,7 +247,11 @@ const MAX_MANIFEST_SIZE: u64 = 1 << 20;
 
 fn read_manifest(path: &Path) -> Result<PodSpec, Failure> {
     let failed = || io("read the pod manifest", path.display().to_string());
-    let file = std::fs::File::open(path).map_err(failed())?;
+    let opened = match path == Path::new("-") {
+        true => std::io::stdin().as_fd().try_clone_to_owned().map(std::fs::File::from),
+        false => std::fs::File::open(path),
+    };
+    let file = opened.map_err(failed())?;
     let bytes = gantry_host::file::read_stream(file, MAX_MANIFEST_SIZE).map_err(|error| match error.kind() {
         std::io::ErrorKind::FileTooLarge => {
             let why = format!("is longer than {MAX_MANIFEST_SIZE} bytes: it cannot be a pod manifest");
@@ -381,6 +389,7 @@ mod tests {
             assert_eq!(net(line), Ok(want.map(|want| want.parse().unwrap())), "{line}");
         }
         for (line, want) in [
+            ("12 --net=", "--net: the name of a network is missing"),
             ("12 --net=host --net=a", "--net: 'host' cannot be combined"),
             ("12 --network ../x", "--network: '../x' is not the name of a network"),
             ("12 --network container:x", "--network=container:x is not supported: apps that share a network"),

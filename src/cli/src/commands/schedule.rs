@@ -71,8 +71,8 @@ pub(crate) struct Cat {
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "States: 'active': a pod runs; 'restarting': an app of it, or the pod, has ended and is started again; \
-    'standby': no pod runs; 'passive': disabled; 'error': the start failed, or an app fails again and again (it is \
-    still started again) or for good.\n\n\
+    'standby': no pod runs; 'passive': disabled; 'error': the start failed (it is tried again), or an app fails \
+    again and again (it is still started again) or for good.\n\n\
     Values of one key are alternatives; all keys must match. '*' in a name stands for any characters.\n\n\
     Fields of templates: .Name, .State, .Runs, .LastRun, .NextRun, .Pod, .Comment; {{json .}} is the whole schedule."
 )]

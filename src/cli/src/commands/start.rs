@@ -13,6 +13,7 @@ use crate::render::json;
 
 /// Arguments of `start`.
 #[derive(Debug, clap::Args)]
+#[command(mut_arg("all", |all| all.help("All exited and prepared pods, except sandboxes of a kubelet")))]
 pub(crate) struct Start {
     #[command(flatten)]
     pods: PodSet,

@@ -15,6 +15,7 @@ use crate::render::json;
 
 /// Arguments of `stop`.
 #[derive(Debug, clap::Args)]
+#[command(mut_arg("all", |all| all.help("All running pods")))]
 pub(crate) struct Stop {
     #[command(flatten)]
     pods: PodSet,
@@ -96,9 +97,12 @@ fn is_running(row: &PodRow) -> bool {
 
 /// Arguments of `kill`.
 #[derive(Debug, clap::Args)]
-#[command(mut_arg("pods", |pods| {
-    pods.value_name("POD[/APP]").help("Pods, or apps as POD/APP. If one does not exist, none is changed")
-}))]
+#[command(
+    mut_arg("pods", |pods| {
+        pods.value_name("POD[/APP]").help("Pods, or apps as POD/APP. If one does not exist, none is changed")
+    }),
+    mut_arg("all", |all| all.help("All running pods"))
+)]
 pub(crate) struct Kill {
     #[command(flatten)]
     pods: PodSet,

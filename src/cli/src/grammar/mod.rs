@@ -159,8 +159,9 @@ pub(crate) struct PodOptions {
     pub(crate) comment: String,
     /// How the word after the first image was classified, to explain a later failure.
     pub(crate) hint: Option<String>,
-    /// How to write a value of `--net` that was taken for an image, to explain that there is no such image.
-    pub(crate) net_hint: Option<String>,
+    /// How to write a value, such as that of `--net`, that was taken for an image, to explain that there is no such
+    /// image.
+    pub(crate) value_hint: Option<String>,
 }
 
 /// The file for the id of a new pod.
@@ -177,14 +178,14 @@ pub(crate) enum IdFile {
 pub(crate) enum Pull {
     /// Never; use images in the store
     Never,
-    /// If the image is not in the store
+    /// If the image is not in the store (missing means the same)
     #[default]
     #[value(alias = "missing")]
     New,
-    /// Always; download what has changed
+    /// Always, and download what has changed (always means the same)
     #[value(alias = "always")]
     Update,
-    /// Always; use the stored image if the registry is unreachable
+    /// Always, and use the stored image if the registry is unreachable
     Newer,
 }
 

@@ -156,7 +156,7 @@ impl<'a> Parser<'a> {
         if !may_be_command {
             self.check_further_image(word, at)?;
         } else if self.is_command(word, at)? {
-            self.draft.options.hint = Some(self.net_hint(word, at).unwrap_or_else(|| {
+            self.draft.options.hint = Some(self.value_hint(word, at).unwrap_or_else(|| {
                 format!(
                     "'{}' was taken for the command of the app: it is no image in the store",
                     gantry_model::id::shown(word)
@@ -182,12 +182,12 @@ impl<'a> Parser<'a> {
 
     /// Notes how to write a word that is taken for an image, if it may not be one.
     fn note_hint(&mut self, word: &str, at: usize) {
-        if let Some(hint) = self.net_hint(word, at) {
-            self.draft.options.net_hint = Some(hint.clone());
+        if let Some(hint) = self.value_hint(word, at) {
+            self.draft.options.value_hint = Some(hint.clone());
             self.image_hint = Some(hint);
             return;
         }
-        let may_be_argument = self.may_be_argument() && self.draft.options.net_hint.is_none();
+        let may_be_argument = self.may_be_argument() && self.draft.options.value_hint.is_none();
         let reads_like_image = || matches!(second_word::classify(word, Separator::None), WordKind::Image);
         if may_be_argument && (!reads_like_image() || !self.words.iter().any(|word| word == "--")) {
             self.image_hint = Some(format!(
@@ -198,11 +198,18 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// How to write a word after `--net` that reads like its value, as in docker's form.
-    fn net_hint(&self, word: &str, at: usize) -> Option<String> {
-        let follows_net = at.checked_sub(1).is_some_and(|before| self.words[before] == "--net");
-        (follows_net && network::is_like_net(word))
-            .then(|| format!("--net takes a value only after '=': write --net={}", gantry_model::id::shown(word)))
+    /// How to write a word that reads like the value of the flag before it, which takes one only after '=': `--net`,
+    /// and switches that are on.
+    fn value_hint(&self, word: &str, at: usize) -> Option<String> {
+        let before = self.words.get(at.checked_sub(1)?)?;
+        let flag = flags::all().find(|flag| before.strip_prefix("--").is_some_and(|name| flag.has_long(name)))?;
+        let is_value = match flag.arity {
+            Arity::Optional => network::is_like_net(word),
+            Arity::Switch => !flag.value.is_empty() && matches!(word, "true" | "false"),
+            Arity::Value => false,
+        };
+        is_value
+            .then(|| format!("{before} takes a value only after '=': write {before}={}", gantry_model::id::shown(word)))
     }
 
     /// Whether the word after the first image begins that app's command.
@@ -246,7 +253,7 @@ impl<'a> Parser<'a> {
     }
 
     fn not_an_image(&self, word: &str, at: usize) -> UsageError {
-        if let Some(hint) = self.net_hint(word, at) {
+        if let Some(hint) = self.value_hint(word, at) {
             let error = UsageError::Image(format!("there is no image '{}'", gantry_model::id::shown(word)));
             return UsageError::SecondImage { error: Box::new(error), hint };
         }
@@ -353,6 +360,10 @@ impl<'a> Parser<'a> {
             return Err(UsageError::Conflict(format!("{shown} is not a flag of 'gantry {}'", self.verb.as_str())));
         }
         let value = match (flag.arity, value) {
+            (Arity::Optional, Some("")) => {
+                let why = format!("a value is missing after '=': write {shown} alone for the default");
+                return Err(UsageError::Value { flag: shown, why });
+            }
             (_, Some(value)) => value,
             (Arity::Value, None) => match self.next_word() {
                 Some(value) => value,

@@ -2,7 +2,7 @@
 
 /// Long names, and the reason or alternative.
 const UNSUPPORTED: &[(&str, &str)] = &[
-    ("private-users", "apps run in the host's user namespace"),
+    ("private-users", "use --userns=auto"),
     ("no-overlay", "app roots are always overlays"),
     ("ip", "an address is an argument of its network: write --net=NAME:IP=ADDRESS"),
     ("ip6", "an address is an argument of its network: write --net=NAME:IP=ADDRESS"),

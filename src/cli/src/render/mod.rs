@@ -20,7 +20,7 @@ use clap::{Arg, Args, Command, ValueEnum};
 /// An output format.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum OutputFormat {
-    /// A table
+    /// Text: a table, or lines of NAME=VALUE
     #[default]
     Table,
     /// One JSON document

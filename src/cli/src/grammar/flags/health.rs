@@ -19,7 +19,7 @@ pub(super) static FLAGS: &[Flag] = &[
     valued(
         App,
         &["health-http"],
-        "[URL|:PORT/PATH]",
+        "URL|:PORT/PATH",
         "Check with a GET request in the pod's network: a status from 200 to 399 is healthy",
         |d, v| set_probe(d, HealthProbe::parse_http(v)?),
     ),

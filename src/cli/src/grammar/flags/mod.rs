@@ -17,7 +17,7 @@ use super::values::ValueError;
 /// Whether a flag takes a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Arity {
-    /// No, but `--flag=false` is accepted.
+    /// No, but `--flag=false` is accepted; if [`Flag::value`] is not empty, the help shows that.
     Switch,
     /// Yes: `--flag=value` or `--flag value`.
     Value,
@@ -135,6 +135,11 @@ impl Flag {
         Self { in_manifest: true, ..self }
     }
 
+    /// Marks a switch that is on unless it is `--flag=false`.
+    const fn on_by_default(self) -> Self {
+        Self { value: "BOOL", ..self }
+    }
+
     const fn optional(self) -> Self {
         Self { arity: Arity::Optional, ..self }
     }
@@ -183,9 +188,9 @@ impl Flag {
             None => arg,
         };
         match self.arity {
-            Arity::Switch => arg.action(clap::ArgAction::SetTrue),
+            Arity::Switch if self.value.is_empty() => arg.action(clap::ArgAction::SetTrue),
             Arity::Value => arg.action(clap::ArgAction::Append).value_name(self.value),
-            Arity::Optional => {
+            Arity::Switch | Arity::Optional => {
                 arg.action(clap::ArgAction::Append).value_name(self.value).num_args(0..=1).require_equals(true)
             }
         }
@@ -226,9 +231,13 @@ pub(crate) fn describe(command: clap::Command, verb: Verb) -> clap::Command {
              Exit codes: 126, 127: the command cannot be executed, or was not found in the image; 125: gantry failed.",
         ),
     };
+    let command = command.override_usage(usage).args(flags.map(Flag::to_arg));
+    let command = match verb {
+        // Its apps are added later.
+        Verb::Sandbox => command.mut_arg("privileged", |arg| arg.help("Allow apps with --privileged")),
+        _ => command,
+    };
     command
-        .override_usage(usage)
-        .args(flags.map(Flag::to_arg))
         .disable_help_flag(true)
         .arg(
             clap::Arg::new("help")

@@ -17,7 +17,7 @@ pub(super) static FLAGS: &[Flag] = &[
     })
     .in_manifest()
     .optional(),
-    valued(Pod, &["network"], "NET,…", "Alias of --net, as in docker", |d, v| d.network.net(&values::text(v)?)).in_manifest(),
+    valued(Pod, &["network"], "NET,…", "As --net, but the value is required", |d, v| d.network.net(&values::text(v)?)).in_manifest(),
     valued(
         Pod,
         &["port", "publish"],
@@ -139,6 +139,7 @@ pub(super) static FLAGS: &[Flag] = &[
         d.options.no_sig_proxy = !values::boolean(v)?;
         Ok(())
     })
+    .on_by_default()
     .of(&[Run])
     .not_in_pod_file(),
     valued(Pod, &["detach-keys"], "KEYS", "Key sequence to detach from a terminal (default ctrl-p,ctrl-q); empty: none", |d, v| {
@@ -163,7 +164,7 @@ pub(super) static FLAGS: &[Flag] = &[
     .in_manifest()
     .of(OF_INTERACTIVE)
     .not_in_pod_file(),
-    switch(Pod, &["interactive"], "Same as -i and -t", |d, v| {
+    switch(Pod, &["interactive"], "-i and -t together, as in rkt; not docker's --interactive, which is -i", |d, v| {
         d.options.stdin = values::boolean(v)?;
         d.options.terminal = d.options.stdin;
         Ok(())
@@ -176,19 +177,17 @@ pub(super) static FLAGS: &[Flag] = &[
         Ok(())
     })
     .of(OF_FETCH),
-    valued(Pod, &["pull-policy", "pull"], "never|new|update|newer", "When to contact the registry (default new: if the image is not in the store)", |d, v| {
+    valued(Pod, &["pull-policy", "pull"], "never|new|update|newer", "When to contact the registry (default new: if the image is not in the store); missing is new, always is update", |d, v| {
         d.options.pull = Some(pull(v)?);
         Ok(())
     })
     .of(OF_FETCH),
     switch(Pod, &["store-only"], "Same as --pull-policy=never, as in rkt", |d, v| {
-        d.options.pull = values::boolean(v)?.then_some(Pull::Never).or(d.options.pull);
-        Ok(())
+        set_pull(d, v, Pull::Never)
     })
     .of(OF_FETCH),
     switch(Pod, &["no-store"], "Same as --pull-policy=update, as in rkt", |d, v| {
-        d.options.pull = values::boolean(v)?.then_some(Pull::Update).or(d.options.pull);
-        Ok(())
+        set_pull(d, v, Pull::Update)
     })
     .of(OF_FETCH),
     switch(Pod, &["inherit-env"], "Pass the caller's environment to the apps, except PATH, HOME, PWD and OLDPWD", |d, v| {
@@ -275,7 +274,7 @@ pub(super) static FLAGS: &[Flag] = &[
         Pod,
         &["uidmap"],
         "0:HOSTID:LENGTH",
-        "User namespace that maps the pod's users to these host ids, and its groups too without --gidmap, as in podman",
+        "User namespace that maps the pod's users and, unless --gidmap is given, its groups to these host ids, as in podman",
         |d, v| {
             d.id_maps.uids = Some(parse_id_map(v)?);
             Ok(())
@@ -303,7 +302,7 @@ pub(super) static FLAGS: &[Flag] = &[
         Pod,
         &["cgroup-manager"],
         "MANAGER",
-        "cgroupfs: the pod's cgroup is made below a path; systemd: it is in a scope of systemd (default: as configured)",
+        "cgroupfs: the pod's cgroup is created below a path; systemd: it is in a scope of systemd (default: as configured)",
         |d, v| {
             d.pod.cgroup_manager = Some(v.parse()?);
             Ok(())
@@ -333,6 +332,22 @@ pub(super) static FLAGS: &[Flag] = &[
 fn pull(value: &str) -> Result<Pull, ValueError> {
     <Pull as clap::ValueEnum>::from_str(value, false)
         .or_else(|_| values::invalid(value, "never, new (or missing), update (or always) or newer"))
+}
+
+/// rkt's switches for a policy.
+fn set_pull(draft: &mut Draft<'_>, value: &str, policy: Pull) -> Result<(), ValueError> {
+    if !values::boolean(value)? {
+        return Ok(());
+    }
+    match draft.options.pull {
+        Some(other) if other != policy => {
+            Err(ValueError::Invalid("give one of --store-only, --no-store and --pull-policy".into()))
+        }
+        _ => {
+            draft.options.pull = Some(policy);
+            Ok(())
+        }
+    }
 }
 
 fn set_id_file(draft: &mut Draft<'_>, file: IdFile) -> Result<(), ValueError> {

@@ -11,7 +11,7 @@ pub(super) static FLAGS: &[Flag] = &[
         App,
         &["privileged"],
         "Give the app every capability, all devices of the host, no system call filter, and a writable /proc and /sys, \
-         which makes it equal to root on the host; for a sandbox: allow such apps",
+         which makes it equal to root on the host",
         |d, v| {
             d.app().options.privileged = values::boolean(v)?;
             Ok(())
@@ -73,7 +73,8 @@ pub(super) static FLAGS: &[Flag] = &[
     switch(App, &["no-new-privileges"], "Let execve(2) grant no privileges (default true)", |d, v| {
         d.app().options.new_privileges = !values::boolean(v)?;
         Ok(())
-    }),
+    })
+    .on_by_default(),
 ];
 
 fn set_security(draft: &mut Draft<'_>, value: &str) -> Result<(), ValueError> {

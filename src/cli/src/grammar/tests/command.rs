@@ -127,18 +127,26 @@ fn separators_in_the_arguments_are_explained() {
 }
 
 #[test]
-fn values_of_net_without_equals_sign_are_explained() {
+fn values_without_equals_sign_are_explained() {
     let options = |line: &str| match super::super::parse(Verb::Run, &words(line), &here(&look_up)) {
         Ok(Parsed::Pod(request)) => request.options,
         other => panic!("{line}: {other:?}"),
     };
     for line in ["--net none web", "--net none web:1", "--net none lgo", "--net none web -- true"] {
-        assert!(options(line).net_hint.unwrap().contains("write --net=none"), "{line}");
+        assert!(options(line).value_hint.unwrap().contains("write --net=none"), "{line}");
     }
     assert!(options("web --net host").hint.unwrap().contains("write --net=host"));
     for line in ["--net web", "--net docker://none", "none", "--net=none web", "--name none web"] {
-        assert_eq!(options(line).net_hint, None, "{line}");
+        assert_eq!(options(line).value_hint, None, "{line}");
     }
+    for line in ["--sig-proxy false web:1", "--sig-proxy false lgo"] {
+        assert!(options(line).value_hint.unwrap().contains("write --sig-proxy=false"), "{line}");
+    }
+    for line in ["--rm true web:1", "web --rm true", "--sig-proxy web:1", "--sig-proxy=false web:1"] {
+        assert_eq!(options(line).value_hint, None, "{line}");
+    }
+    let error = apps(&words("--no-new-privileges false -it web"), &look_up).unwrap_err();
+    assert!(error.contains("write --no-new-privileges=false"), "{error}");
     let error = apps(&words("--net none -it web"), &look_up).unwrap_err();
     assert!(error.contains("write --net=none") && !error.contains("another image"), "{error}");
     let error = apps(&words("--net blue:IP=10.1.2.3 web"), &look_up).unwrap_err();

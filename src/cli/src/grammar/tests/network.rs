@@ -9,7 +9,6 @@ fn net_flags_follow_rkt() {
     let rows = [
         ("a", None),
         ("--net a", Some("default")),
-        ("--net= a", Some("default")),
         ("--net=none a", Some("none")),
         ("--network none a", Some("none")),
         ("a --net=host", Some("host")),
@@ -164,6 +163,7 @@ fn invalid_ports_are_rejected() {
         ("a -p published=80,target=80", "'published=80,target=80' is not NAME"),
         ("a -p 0", "-p: '0' is not a port: 1 to 65535"),
         ("a -p http/tcp", "-p: the image declares the protocol of port 'http'"),
+        ("--net= a", "--net: a value is missing after '='"),
         ("--pod-manifest=/m -P", "-P cannot be combined with --pod-manifest"),
         ("a -p", "-p needs a value"),
         ("a --net=none -p 80:80", "ports cannot be published for a pod with --net=none"),
