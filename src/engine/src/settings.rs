@@ -605,6 +605,40 @@ mod tests {
     }
 
     #[test]
+    fn the_example_has_every_key_at_its_default() {
+        let example = include_str!("../../../docs/examples/config.toml");
+        // A comment has a space after its '#', a key has none.
+        let uncomment = |line: &str| match line.strip_prefix('#') {
+            Some(key) if !key.starts_with(' ') => format!("{key}\n"),
+            _ => format!("{line}\n"),
+        };
+        let every_key = parse(&example.lines().map(uncomment).collect::<String>()).unwrap();
+        let shown = format!("{every_key:?}");
+        assert!(!shown.contains("None"), "a key is missing: {shown}");
+
+        let with_default = example.lines().filter(|line| !line.ends_with("none by default"));
+        let with_default: String = with_default.map(uncomment).collect();
+        let mut got = settings(&with_default).unwrap();
+        let none = settings("").unwrap();
+        // gantryd chooses the addresses if none are given.
+        for listen in [
+            &mut got.listen,
+            &mut got.machine_listen,
+            &mut got.aurae_listen,
+            &mut got.cri_listen,
+            &mut got.metrics_listen,
+        ] {
+            assert!(listen.take().is_some());
+        }
+        got.cri_stream_listen = None;
+        got.config.clone_from(&none.config);
+        assert_eq!(format!("{got:?}"), format!("{none:?}"));
+        let enabled = with_default.replace("machine-control = false", "machine-control = true");
+        let commands = |text: &str| settings(text).unwrap().machine_commands.unwrap();
+        assert_eq!(commands(&enabled), commands("machine-control = true"));
+    }
+
+    #[test]
     fn the_cgroup_manager_decides_the_default_parent() {
         for (text, want) in [
             ("", "/gantry"),
