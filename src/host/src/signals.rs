@@ -6,7 +6,8 @@ use crate::sys;
 ///
 /// A caller that ignores SIGCHLD (`trap '' CHLD` in a shell) passes that on. The kernel then reaps children when they
 /// exit, and their exit codes are lost (wait(2), NOTES). SIGXFSZ would kill the process at a write beyond the caller's
-/// limit of file sizes (`ulimit -f`); ignored, that write fails with EFBIG (setrlimit(2)).
+/// limit of file sizes (`ulimit -f`); ignored, that write fails with EFBIG (setrlimit(2)). Programs that this process
+/// executes ignore it, too.
 pub fn set_dispositions() {
     sys::set_dispositions();
 }

@@ -374,13 +374,12 @@ impl App {
     }
 
     /// The requested OOM score, if the process that was made has another one.
-    pub(crate) fn ineffective_oom_score(&self) -> Result<Option<IneffectiveLimit>> {
-        let Some((asked, waiting)) = self.plan.options.oom_score_adj.zip(self.waiting.as_ref()) else {
-            return Ok(None);
-        };
-        let score = std::fs::read_to_string(oom_score_path(waiting.pid)).attempt(|| "cannot read oom_score_adj")?;
+    pub(crate) fn ineffective_oom_score(&self) -> Option<IneffectiveLimit> {
+        let (asked, waiting) = self.plan.options.oom_score_adj.zip(self.waiting.as_ref())?;
+        // A process that was killed meanwhile has none; its end is found elsewhere.
+        let score = std::fs::read_to_string(oom_score_path(waiting.pid)).ok()?;
         let cause = || format!("lowering it to {asked} needs CAP_SYS_RESOURCE, which this root lacks");
-        Ok((score.trim() != asked.to_string()).then(|| IneffectiveLimit::new("--oom-score-adj", cause())))
+        (score.trim() != asked.to_string()).then(|| IneffectiveLimit::new("--oom-score-adj", cause()))
     }
 
     /// Moves on to another attempt, and to its log.

@@ -181,7 +181,7 @@ impl PodResources {
     /// Sets the limits of an app: not before its process was made, as those of the pod. Logs those without effect.
     pub(crate) fn set_app_limits(&self, app: &App) -> Result<()> {
         let mut ineffective = app.cgroup.set_limits(&app.plan.options.limits, &self.block_devices)?;
-        ineffective.extend(app.ineffective_oom_score()?);
+        ineffective.extend(app.ineffective_oom_score());
         self.cgroups.warn(&ineffective);
         Ok(())
     }

@@ -92,6 +92,7 @@ fn merged(list: Vec<Listed>) -> Vec<Listed> {
     let mut images: Vec<Listed> = Vec::new();
     let mut known = BTreeMap::new();
     for listed in list {
+        // Names that gantry wrote are complete; others are completed with Docker Hub.
         let key = (listed.config.clone(), listed.layers.clone(), listed.gantry_names.is_some());
         let at = *known.entry(key).or_insert(images.len());
         match images.get_mut(at) {
@@ -179,7 +180,7 @@ fn choose(list: Vec<Listed>, tag: Option<&str>, place: &str) -> Result<Listed, S
         Some(tag) => {
             // docker and podman complete both: `app` is Docker Hub's `library/app:latest`.
             let full = canonical(tag, "", true);
-            let is_same = |name: &String| name == tag || full.is_some() && canonical(name, "", true) == full;
+            let is_same = |name: &String| name == tag || (full.is_some() && canonical(name, "", true) == full);
             let has_tag = |name: &String| name.rsplit_once(':').is_some_and(|(_, of_name)| of_name == tag);
             let (named, others): (Vec<_>, Vec<_>) = list.into_iter().partition(|one| tags(one).iter().any(is_same));
             let tagged = || others.into_iter().filter(|one| tags(one).iter().any(has_tag)).collect();
