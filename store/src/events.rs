@@ -3,7 +3,7 @@
 //! Numbers come from `state.next_seq`, in the transaction of the step itself. So they increase by one in commit order,
 //! whichever process writes, and a step that is rolled back leaves no gap.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
 use gantry_model::{
@@ -256,6 +256,32 @@ impl Store {
             )
             .and_then(|mut one| one.query_row(params![kind.as_str(), subject], read).optional())
             .map_err(StoreError::sql("read the last event"))
+    }
+
+    /// The names in the events of the removals of these pods, by UUID. Pods without a name are left out. Reads the
+    /// history from its end to the oldest of these events.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn names_at_removal(&self, pods: &BTreeSet<String>) -> Result<HashMap<String, String>, StoreError> {
+        let failed = || StoreError::sql("read the events of removals");
+        let sql = "SELECT subject, name FROM event WHERE kind = ?1 ORDER BY seq DESC";
+        let mut removals = self.conn.prepare_cached(sql).map_err(failed())?;
+        let mut removals = removals.query([EventKind::PodGarbageCollected.as_str()]).map_err(failed())?;
+        let (mut names, mut left) = (HashMap::new(), pods.len());
+        while left > 0
+            && let Some(row) = removals.next().map_err(failed())?
+        {
+            let (pod, name): (String, String) = (row.get(0).map_err(failed())?, row.get(1).map_err(failed())?);
+            if pods.contains(&pod) {
+                left -= 1;
+                // The event of a pod without a name has its UUID.
+                if pod != name {
+                    names.insert(pod, name);
+                }
+            }
+        }
+        Ok(names)
     }
 
     /// The UUIDs of the pods, existing or removed, that have this name in a kept event, or whose UUID begins so.

@@ -9,7 +9,7 @@
 //! loop: page = events_after(cursor); cursor = page.cursor; if the page is empty, commits.wait
 //! ```
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
 use gantry_model::query::EventQuery;
@@ -95,6 +95,15 @@ impl Observer {
     /// [`PodError`].
     pub fn events_after(&self, cursor: u64, most: usize) -> Result<EventPage, PodError> {
         self.engine.events_after(cursor, most)
+    }
+
+    /// The names that removed pods had until their removal, by UUID. Pods without a name, and those whose removal is
+    /// no longer in the history, are left out.
+    ///
+    /// # Errors
+    /// [`PodError`].
+    pub fn names_at_removal(&self, pods: &BTreeSet<String>) -> Result<HashMap<String, String>, PodError> {
+        self.engine.store.names_at_removal(pods).map_err(PodError::store)
     }
 }
 

@@ -227,7 +227,7 @@ impl Subscriber {
             return Ok(Vec::new());
         }
         let pods = changes.iter().map(|(_, event, _)| event.id.clone()).collect();
-        let ids = self.service_ids.read(&self.context, pods, batch.from, batch.to, self.since).await?;
+        let ids = self.service_ids.read(&self.context, pods, batch.to, self.since).await?;
         let mut messages = Vec::new();
         for (seq, event, change) in changes {
             let pod = ids.get(&event.id).unwrap_or(&event.id);

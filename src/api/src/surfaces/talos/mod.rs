@@ -16,7 +16,6 @@ mod files;
 mod host;
 mod image_calls;
 mod images;
-mod last_ids;
 mod logs;
 mod names;
 mod node;

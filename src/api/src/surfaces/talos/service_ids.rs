@@ -3,7 +3,8 @@
 //! The store is read again when an event is newer than the ids: a pod may have been created or renamed before it. All
 //! streams share what was read. Names of pods are unique, so reading the rows of an event's pods is enough. The ids of
 //! pods that a kubelet made are not: which of several has it depends on all pods, which are read at a limited rate, and
-//! streams send larger batches meanwhile. A pod that was removed keeps its last id ([`super::last_ids`]).
+//! streams send larger batches meanwhile. A pod that was removed has the name in the event of its removal; a sandbox of
+//! a kubelet, the id that a stream has read last.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -14,13 +15,16 @@ use tokio::sync::Mutex;
 use tokio::time::Instant;
 use tonic::Status;
 
-use super::last_ids::LastIds;
-use super::service_list::{read_all_service_ids, read_service_ids};
+use super::service_list::{is_part_id, read_all_service_ids, read_service_ids};
 use crate::bridge::Weight;
 use crate::context::Context;
+use crate::status::from_error;
 
 /// Minimum time between two reads of all pods.
 const MIN_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Maximum sandboxes whose ids are remembered; beyond it, they are forgotten.
+const MAX_SANDBOXES: usize = 4096;
 
 /// The ids of pods as services, by UUID.
 pub(super) type PodServiceIds = Arc<HashMap<String, String>>;
@@ -34,7 +38,8 @@ struct IdCache {
     last: Option<CachedIds>,
     /// When all pods were read last.
     all_read_at: Option<Instant>,
-    last_ids: LastIds,
+    /// The ids of sandboxes of kubelets, which may have been removed since.
+    sandboxes: HashMap<String, String>,
 }
 
 #[derive(Debug)]
@@ -46,9 +51,21 @@ struct CachedIds {
     position: u64,
 }
 
+impl IdCache {
+    /// Remembers the ids of sandboxes of kubelets, which the events of their removals do not have.
+    fn remember_sandboxes(&mut self, ids: &HashMap<String, String>) {
+        for (pod, id) in ids.iter().filter(|(_, id)| id.contains('/')) {
+            if self.sandboxes.len() >= MAX_SANDBOXES {
+                self.sandboxes.clear();
+            }
+            self.sandboxes.insert(pod.clone(), id.clone());
+        }
+    }
+}
+
 impl ServiceIds {
     /// The ids of these pods as of the event with the number `position` and of this time, or later. A pod that is no
-    /// service has its last id, else its UUID. Their events have numbers above `after`.
+    /// service has its last id, else its UUID.
     ///
     /// # Errors
     /// The store cannot be read.
@@ -56,7 +73,6 @@ impl ServiceIds {
         &self,
         context: &Context,
         pods: BTreeSet<String>,
-        after: u64,
         position: u64,
         since: Instant,
     ) -> Result<PodServiceIds, Status> {
@@ -87,14 +103,18 @@ impl ServiceIds {
                 ids
             }
         };
-        cache.last_ids.remember(&ids);
-        let gone: Vec<String> = pods.into_iter().filter(|pod| !ids.contains_key(pod)).collect();
-        if gone.iter().any(|pod| !cache.last_ids.know(pod)) {
-            cache.last_ids.search(context, after).await?;
-        }
-        for pod in gone {
-            let id = cache.last_ids.get(&pod);
-            ids.insert(pod, id);
+        cache.remember_sandboxes(&ids);
+        let gone: BTreeSet<String> = pods.into_iter().filter(|pod| !ids.contains_key(pod)).collect();
+        if !gone.is_empty() {
+            let removed = gone.clone();
+            let names =
+                move |observer: &Observer| observer.names_at_removal(&removed).map_err(|error| from_error(&error));
+            let names = context.reader.call_for_stream(Weight::Heavy, names).await?;
+            ids.extend(gone.into_iter().map(|pod| {
+                let known = cache.sandboxes.get(&pod).or_else(|| names.get(&pod));
+                let id = known.filter(|id| !is_part_id(&context.config, id)).unwrap_or(&pod).clone();
+                (pod, id)
+            }));
         }
         let ids = Arc::new(ids);
         cache.last = Some(CachedIds { ids: Arc::clone(&ids), read_at, position });

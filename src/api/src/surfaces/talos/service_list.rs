@@ -53,7 +53,7 @@ fn daemon_parts(config: &Config) -> [DaemonPart; 3] {
         DaemonPart { id: "gantryd-engine", role: "reconciles pods", is_running: config.reconciles },
         DaemonPart {
             id: "gantryd-resolver",
-            role: "resolves the names of pods",
+            role: "resolves host names and app names of pods",
             is_running: config.reconciles && config.settings.current().options.network.resolver,
         },
     ]
