@@ -455,6 +455,25 @@ fn every_waiter_gets_the_exit_code() {
     }
 }
 
+/// The second pod ends and is removed while the first one is waited for.
+#[test]
+fn all_pods_are_seen_before_waiting() {
+    let g = Gantry::new();
+    let [first, second] = ["7", "8"].map(|code| g.detached(&["--rm"], &["obey", "SIGTERM", code]));
+    [&first, &second].into_iter().for_each(|pod| drop(g.wait_log(pod, "obeying")));
+    let wait = g.spawn(&["wait", &first, &second]);
+    let status = g.spawn(&["status", "--wait", &first, &second, "-o", "json"]);
+    for waiter in [&wait, &status] {
+        wait_for("the command to wait", || holds_open(waiter.pid(), &format!("{second}/journal")).then_some(()));
+    }
+    g.run(&["rm", "--force", &second]).succeeded();
+    g.run(&["kill", "--signal=TERM", &first]).succeeded();
+    assert_eq!(wait.wait().ok().text(), "7\n8");
+    let status = status.wait().ok().json();
+    let codes = [0, 1].map(|at| (status[at]["exit_code"].clone(), status[at]["apps"][0]["exit_code"].clone()));
+    assert_eq!(codes, [(7.into(), 7.into()), (8.into(), 8.into())], "{status}");
+}
+
 /// A pod that another command removes has its end in its event.
 #[test]
 fn status_shows_the_end_of_removed_pods() {

@@ -128,19 +128,22 @@ fn wait_reports_running_and_exited_pods() {
 }
 
 #[test]
-fn an_app_that_finds_its_pod_is_chosen() {
+fn exec_by_app_name_chooses_that_app() {
     let g = Gantry::new();
     let image = g.fixture();
-    let apps = [
-        [&image, "--name=front", "--environment=OWN=front", "--", "sleep", "forever", "---"],
-        [&image, "--name=back", "--environment=OWN=back", "--", "sleep", "forever", ""],
-    ]
-    .concat();
-    let out = g.run(&[&["run", "--detach", "--net=none", "--hostname=box"], &apps[..apps.len() - 1]].concat());
-    let pod = pod_id(&out.ok());
+    let app = |name: &'static str, variable: &'static str| [&image, name, variable, "--", "sleep", "forever"];
+    let mut line = vec!["run", "--detach", "--net=none", "--hostname=box"];
+    line.extend(app("--name=front", "--environment=OWN=front"));
+    line.push("---");
+    line.extend(app("--name=back", "--environment=OWN=back"));
+    let pod = pod_id(&g.run(&line).ok());
+    // As a word it is an id, too, but a short one.
+    let digit = &pod[..1];
+    let added = [&format!("--name={digit}"), &format!("--environment=OWN={digit}"), "--", "sleep", "forever"];
+    let _ = g.run(&[&["app", "add", "--start", &pod, &image], &added[..]].concat()).ok();
     let named = |word: &str| g.run(&["exec", word, "--", "/bin/app", "env"]);
-    for app in ["front", "back"] {
-        assert!(named(app).ok().stdout.contains(&format!("OWN={app}")), "{app}");
+    for app in ["front", "back", digit] {
+        assert!(named(app).ok().stdout.contains(&format!("OWN={app}\n")), "{app}");
     }
     for other in ["box", &pod] {
         let _ = named(other).exits(FAILED).stderr_contains(&["has several apps"]);

@@ -7,6 +7,7 @@ use std::process::Command;
 
 use gantry_tests::{Gantry, Out, Running, Signal, pod_id, wait_for};
 use rustix::fs::{CWD, FileType, mknodat};
+use rustix::process::{Pid, kill_process};
 
 /// The directory of a pod.
 fn entry(g: &Gantry, pod: &str) -> PathBuf {
@@ -132,13 +133,26 @@ fn stopped_starters_of_ended_pods_are_named() {
     let g = Gantry::new();
     let image = g.fixture();
     let (run, pod) = wait_for("a starter that can be stopped in time", || stop_starter(&g, &image));
-    let starter = format!("process {} ('gantry') still holds its directory", run.pid());
+    let starter = format!("process {} ('gantry'), which is stopped, holds its directory", run.pid());
     let _ = g.run(&["stop", "-t", "1", &pod]).exits(125).stderr_contains(&[&starter, "has ended"]);
     let _ = g.run(&["rm", "--force", &pod]).exits(125).stderr_contains(&[&starter]);
     run.signal(Signal::CONT);
     let _ = run.wait();
     g.wait_state(&pod, "exited");
     g.run(&["rm", &pod]).succeeded();
+}
+
+#[test]
+fn moved_directories_do_not_hide_the_end() {
+    let g = Gantry::new();
+    let pod = g.detached(&[], &["sleep", "forever"]);
+    let supervisor = i32::try_from(g.supervisor(&pod)).ok().and_then(Pid::from_raw).unwrap();
+    let away = move_away(&g, &pod);
+    symlink(&away, entry(&g, &pod)).unwrap();
+    kill_process(supervisor, Signal::KILL).unwrap();
+    let status = g.wait_state(&pod, "exited");
+    assert_eq!((&status["exit_code"], &status["reason"]), (&137.into(), &"the supervisor was killed".into()));
+    assert!(away.join("journal").exists());
 }
 
 /// Runs gantry with another data directory.
@@ -161,9 +175,16 @@ fn copies_start_no_pods_of_the_original() {
     let copied = Command::new("cp").arg("-a").arg(g.dir()).arg(&copy).status();
     assert!(copied.is_ok_and(|status| status.success()));
     let original = format!("was prepared in {}", g.dir().join("pods").display());
+    let facts = || {
+        let journals = [&prepared, &exited].map(|pod| fs::read(copy.join("pods").join(pod).join("journal")).ok());
+        let events = run_in(&g, &copy, &["events"]).ok().stdout;
+        (journals, events, run_in(&g, &copy, &["list", "-o", "json"]).ok().stdout)
+    };
+    let before = facts();
     for args in [["run-prepared", &prepared], ["start", &prepared], ["start", &exited]] {
         let _ = run_in(&g, &copy, &args).exits(125).stderr_contains(&[&original]);
     }
+    assert_eq!(facts(), before);
     assert_eq!([&prepared, &exited].map(|pod| phase(&g, pod)), ["prepared", "exited"]);
     // The same directory by another path.
     let link = g.scratch().join("link");
@@ -175,7 +196,7 @@ fn copies_start_no_pods_of_the_original() {
 }
 
 #[test]
-fn supervisor_logs_of_other_types_are_refused() {
+fn fifos_in_place_of_logs_are_refused() {
     let g = Gantry::new();
     let pod = prepare(&g, &["true"]);
     let log = entry(&g, &pod).join("supervisor.log");
@@ -186,19 +207,30 @@ fn supervisor_logs_of_other_types_are_refused() {
     g.run(&["run-prepared", &pod]).succeeded();
 }
 
+/// Whether a pod has this file; for an empty name, whether there is one.
+fn has_file(g: &Gantry, name: &str) -> bool {
+    fs::read_dir(g.dir().join("pods")).is_ok_and(|pods| pods.flatten().any(|pod| pod.path().join(name).exists()))
+}
+
 #[test]
 fn killed_runs_with_rm_leave_no_pod() {
     let g = Gantry::new();
     let image = g.fixture();
-    let whole = g.app(&["--rm"], &["true"]).duration;
-    for step in 0..20u32 {
-        g.spawn(&["run", "--rm", "--net=none", &image, "--", "true"]).kill_after(whole * step / 20);
+    let mut killed = 0;
+    for file in ["", "remove-when-ended", "supervisor.log", "plan.json", "pod.json", "journal"] {
+        let mut run = g.spawn(&["run", "--rm", "--net=none", &image, "--", "true"]);
+        wait_for(&format!("'{file}' of the pod"), || (has_file(&g, file) || run.has_ended()).then_some(()));
+        if !run.has_ended() {
+            run.signal(Signal::KILL);
+        }
+        killed += usize::from(run.wait().code == 137);
         // `gc` continues a removal that was begun.
         let is_removed = || g.list().iter().all(|pod| pod["phase"] == "deleting").then_some(());
         wait_for("the pod to be removed", is_removed);
         g.run(&["gc"]).succeeded();
-        assert_eq!(g.list().len(), 0);
+        assert_eq!((g.list().len(), has_file(&g, "")), (0, false), "killed at '{file}'");
     }
+    assert!(killed > 0, "every run was over before it was killed");
 }
 
 #[test]
@@ -213,10 +245,14 @@ fn directories_of_other_types_have_a_remedy() {
         let doctor = g.run(&["doctor"]).exits(1).stdout;
         let want = format!("{} is of the wrong type\n  move it away, and make the directory again", dir.display());
         assert!(doctor.contains(&want), "{doctor}");
+        let tmp = format!("cannot move a pod to {}", dir.display());
+        let cannot_be_removed = |code| drop(g.run(&["rm", &pod]).exits(code).stderr_contains(&[&tmp]));
+        if name == "tmp" {
+            cannot_be_removed(125);
+        }
         fs::remove_file(&dir).unwrap();
         if name == "tmp" {
-            let tmp = format!("cannot move a pod to {}", dir.display());
-            let _ = g.run(&["rm", &pod]).exits(1).stderr_contains(&[&tmp]);
+            cannot_be_removed(1);
         }
         fs::rename(&away, &dir).unwrap();
     }

@@ -6,7 +6,8 @@
 //! to `tmp/` first, so that it never appears without its facts. The data of a pod of `run --rm` is deleted before.
 //!
 //! gantry makes nothing but directories in `pods/`. An entry of another type, such as a link to a directory that was
-//! moved away, counts as no directory: it is never followed, and the removal of its pod unlinks it.
+//! moved away, counts as no directory: the lock and the removal of its pod do not follow it. The removal unlinks it.
+//! Reading a file of the pod does follow a link.
 
 use std::ffi::CString;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -198,8 +199,8 @@ impl Store {
                 remove::remove_content(lock.as_fd()).map_err(StoreError::io("empty", &path))?;
                 rustix::fs::rename(&path, &aside).map_err(StoreError::io("move", &path))?;
             }
-            Err(Errno::NOENT) if !self.layout.tmp_dir().exists() => {
-                return Err(StoreError::io("move a pod to", &self.layout.tmp_dir())(Errno::NOENT));
+            Err(errno @ (Errno::NOENT | Errno::NOTDIR)) if !self.layout.tmp_dir().is_dir() => {
+                return Err(StoreError::io("move a pod to", &self.layout.tmp_dir())(errno));
             }
             Err(errno) => return Err(StoreError::io("move", &path)(errno)),
         }

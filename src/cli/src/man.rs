@@ -1,6 +1,7 @@
 //! Generates the part of the manual page that lists the flags of every command. A test compares it with
 //! `docs/man/gantry.1`, and updates the page if `GANTRY_UPDATE_MAN` is set.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
@@ -19,24 +20,38 @@ fn sections() -> String {
     let mut text = String::new();
     let mut root = crate::cli::full_command();
     root.build();
+    let run = root.find_subcommand("run").expect("there is a command 'run'");
     for (heading, title) in [(POD_FLAGS, "run and prepare: the pod"), (APP_FLAGS, "run and prepare: apps")] {
-        let run = root.find_subcommand("run").expect("there is a command 'run'");
         section(&mut text, title, run.get_arguments().filter(|flag| flag.get_help_heading() == Some(heading)));
     }
-    for command in root.get_subcommands().filter(|command| !command.is_hide_set()) {
+    // In the full command, those that were completed come last.
+    let ordered = crate::cli::command();
+    let order = |names: &clap::Command, full: &clap::Command| -> Vec<clap::Command> {
+        let names = names.get_subcommands().map(clap::Command::get_name);
+        names.filter_map(|name| full.find_subcommand(name)).filter(|command| !command.is_hide_set()).cloned().collect()
+    };
+    for command in order(&ordered, &root) {
         if matches!(command.get_name(), "run" | "prepare" | "help") {
             continue;
         }
+        let names = ordered.find_subcommand(command.get_name()).expect("the names are those of the full command");
         section(&mut text, command.get_name(), command.get_arguments());
-        for sub in command.get_subcommands().filter(|sub| !sub.is_hide_set() && sub.get_name() != "help") {
+        for sub in order(names, &command).into_iter().filter(|sub| sub.get_name() != "help") {
             // Their flags are those of run.
             if command.get_name() == "app" && matches!(sub.get_name(), "sandbox" | "add") {
                 continue;
             }
-            section(&mut text, &format!("{} {}", command.get_name(), sub.get_name()), sub.get_arguments());
+            let title = format!("{} {}", command.get_name(), sub.get_name());
+            let has_flags_of_run = title == "schedule enable";
+            let is_own = |flag: &&clap::Arg| !has_flags_of_run || !has_flag(run, flag);
+            section(&mut text, &title, sub.get_arguments().filter(is_own));
         }
     }
     text
+}
+
+fn has_flag(command: &clap::Command, flag: &clap::Arg) -> bool {
+    command.get_arguments().any(|other| other.get_id() == flag.get_id())
 }
 
 /// A section with those of the arguments that are flags of the command, if there are any.
@@ -129,4 +144,19 @@ fn the_man_page_describes_every_command() {
             assert!(described.iter().any(|described| described.starts_with(&words)), "{words:?} is not described");
         }
     }
+}
+
+#[test]
+fn the_man_page_names_what_schedules_lack() {
+    let text = std::fs::read_to_string(page()).unwrap();
+    let (_, rest) = text.split_once("It also takes the flags of\n.Cm run ,\nexcept\n").unwrap();
+    let (listed, _) = rest.split_once(".It Cm").unwrap();
+    let listed: BTreeSet<&str> = listed.split_whitespace().filter_map(|word| word.strip_prefix('-')).collect();
+    let mut root = crate::cli::full_command();
+    root.build();
+    let run = root.find_subcommand("run").unwrap();
+    let enable = root.find_subcommand("schedule").unwrap().find_subcommand("enable").unwrap();
+    let lacks = |flag: &&clap::Arg| !flag.is_positional() && !has_flag(enable, flag);
+    let want: BTreeSet<&str> = run.get_arguments().filter(lacks).filter_map(clap::Arg::get_long).collect();
+    assert_eq!(listed, want);
 }

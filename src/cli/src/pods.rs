@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use gantry_engine::{Engine, PodRow};
+use gantry_engine::{Engine, PodRow, PodWait};
 use gantry_model::query::PodQuery;
 use gantry_model::{AppName, PodId};
 
@@ -17,6 +17,8 @@ use crate::targets;
 
 /// The most pods that a command ends at once. Ending one is mostly waiting: for its apps, then for the kernel.
 const MAX_AT_ONCE: usize = 8;
+/// The most pods whose journals a command keeps open until it waits for them: it needs descriptors for other files.
+const MAX_WATCHED_RUNS: usize = 256;
 
 /// Finds a pod by its id, its name, a unique prefix of the id, the name of an app, or the host name.
 pub(crate) fn find(engine: &Engine, text: &str) -> Result<PodId, Failure> {
@@ -163,18 +165,19 @@ pub(crate) fn find_app(engine: &Engine, text: &str, app: Option<&AppName>) -> Re
         return Err(named_twice());
     }
     let id = find(engine, pod)?;
-    let found = if named.is_none() && app.is_none() { app_that_found(engine, id, pod)? } else { None };
+    let found = if named.is_none() && app.is_none() { app_of_name(engine, id, pod)? } else { None };
     let app = engine.select_app(id, named.as_ref().or(app).or(found.as_ref()))?;
     Ok((id, app))
 }
 
-/// The app by whose name the pod was found, rather than by its id, its own name or its host name.
-pub(crate) fn app_that_found(engine: &Engine, pod: PodId, word: &str) -> Result<Option<AppName>, Failure> {
-    if pod.to_string().starts_with(word) {
-        return Ok(None);
-    }
+/// From this many digits on, the engine takes a word for an id first; a shorter one for a name first.
+const ID_DIGITS: usize = 8;
+
+/// The app with this name, if the word is neither the pod's id, its name nor its host name.
+pub(crate) fn app_of_name(engine: &Engine, pod: PodId, word: &str) -> Result<Option<AppName>, Failure> {
     let row = engine.status(pod)?.row;
-    let is_of_pod = row.hostname == word || row.name.is_some_and(|name| name.as_str() == word);
+    let is_id = word.len() >= ID_DIGITS && pod.to_string().starts_with(word);
+    let is_of_pod = is_id || row.hostname == word || row.name.is_some_and(|name| name.as_str() == word);
     Ok(row.apps.into_iter().map(|app| app.name).find(|name| name.as_str() == word && !is_of_pod))
 }
 
@@ -213,6 +216,28 @@ impl Pods {
         act: impl FnMut(PodId) -> Result<ExitStatus, Failure>,
     ) -> Result<ExitStatus, Failure> {
         for_each(context, engine, &self.pods, &self.reference, act)
+    }
+
+    /// As [`Self::for_each`], for waiting: looks at all pods before the first wait, during which the others may end and
+    /// be removed.
+    pub(crate) fn for_each_wait<'e>(
+        &self,
+        context: &Context,
+        engine: &'e Engine,
+        mut act: impl FnMut(PodWait<'e>) -> Result<ExitStatus, Failure>,
+    ) -> Result<ExitStatus, Failure> {
+        let ids: Vec<_> = resolve(context, engine, &self.pods, &self.reference)?.collect();
+        // A wait begins with a look.
+        let looks_first = ids.len() > 1;
+        let pods = ids.into_iter().enumerate().map(|(at, id)| {
+            let mut pod = engine.pod_wait(id?);
+            if looks_first {
+                pod.look(at < MAX_WATCHED_RUNS)?;
+            }
+            Ok(pod)
+        });
+        let pods: Vec<Result<_, Failure>> = pods.collect();
+        Ok(context.for_each(pods, CommandKind::Query, &mut |pod: Result<_, Failure>| pod.and_then(&mut act)))
     }
 }
 
@@ -342,13 +367,23 @@ fn for_each(
     reference: &PodReference,
     act: impl FnMut(PodId) -> Result<ExitStatus, Failure>,
 ) -> Result<ExitStatus, Failure> {
+    Ok(for_each_id(context, resolve(context, engine, words, reference)?, act))
+}
+
+/// The pods that the words and the flags select, each looked up when it is taken.
+fn resolve<'a>(
+    context: &Context,
+    engine: &'a Engine,
+    words: &'a [String],
+    reference: &PodReference,
+) -> Result<impl Iterator<Item = Result<PodId, Failure>> + use<'a>, Failure> {
     let reference = reference.find(engine)?;
     if reference.is_some() && !words.is_empty() {
         return Err(selected_twice());
     }
     let instead = context.command_for_apps();
-    let named = words.iter().map(|word| find_only_pod(engine, word, instead.as_deref()));
-    Ok(for_each_id(context, named.chain(reference.map(Ok)), act))
+    let named = words.iter().map(move |word| find_only_pod(engine, word, instead.as_deref()));
+    Ok(named.chain(reference.map(Ok)))
 }
 
 fn for_each_id(
@@ -370,7 +405,8 @@ fn read_id_file(path: &Path) -> Result<String, Failure> {
     file.take(MAX_ID_FILE).read_to_string(&mut text).map_err(failed())?;
     match text.trim() {
         "" => {
-            Err(CliError::Content { path: path.to_owned(), why: "is empty: it has no id of a pod".to_owned() }.into())
+            Err(CliError::Content { path: path.to_owned(), why: "is empty: it should contain a pod's id".to_owned() }
+                .into())
         }
         id => Ok(id.to_owned()),
     }

@@ -84,7 +84,7 @@ impl ServiceManager {
     /// Reports a detached pod: its supervisor is the main process of the service. Waits until the pod is ready.
     pub(crate) fn report_detached(&self, engine: &Engine, running: &Running) -> Result<(), Failure> {
         if !self.notifying().is_empty() {
-            let view = engine.wait_apps_ready(running.id, None)?;
+            let view = engine.pod_wait(running.id).apps_ready(None)?;
             if view.is_some_and(|view| !view.is_ready()) {
                 return Ok(());
             }

@@ -43,7 +43,7 @@ const WORDS: &[(&str, &str, &str)] = &[
     ("", "remove", "'gantry rm POD' removes a pod"),
     ("", "show", "'gantry status POD' shows a pod's state, 'gantry inspect POD' everything"),
     ("", "trust", "images are verified by their digest; there are no keys"),
-    ("", "metadata-service", "there is none: the environment variables and files of an app have what it needs"),
+    ("", "metadata-service", "apps get what they need in environment variables and files"),
     ("", "api-service", "it is a program of its own: gantryd"),
     ("", "daemon", "it is a program of its own: gantryd"),
     ("", "config", "see /etc/gantry/config.toml, and 'man gantry'"),

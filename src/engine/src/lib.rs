@@ -97,7 +97,7 @@ pub use pods::sockets::PodSockets;
 pub use pods::stop::{StopError, Stopped};
 pub use pods::update::LimitsUpdate;
 pub use pods::view::PodView;
-pub use pods::wait::{EndWatch, Ended};
+pub use pods::wait::{EndWatch, Ended, PodWait};
 pub use prune::{PruneOptions, PruneReport};
 pub use recovery::adopt::Adopted;
 pub use recovery::startup::{Condition, Keeping, can_be_kept, open_for_keeping};

@@ -503,13 +503,14 @@ impl Engine {
     fn create_and_start(&self, run: &ScheduleRun, manifest: &str) -> Result<Option<Running>, ScheduleError> {
         let spec = manifest::parse_ours(manifest.as_bytes())
             .map_err(|source| ScheduleError::Manifest { name: run.name.clone(), source })?;
-        let request = Prepare::new(spec, PullPolicy::New, &Silent)?.to_be_started().for_schedule(run.clone());
+        let options = RunOptions { show: Show::No, remove: false };
+        let request = Prepare::new(spec, PullPolicy::New, &Silent)?.to_be_started(options).for_schedule(run.clone());
         let pod = match self.create(request) {
             Ok(pod) => pod,
             Err(PrepareError::Pod(error)) if is_schedule_changed(&error) => return Ok(None),
             Err(error) => return Err(error.into()),
         };
-        Ok(Some(pod.start(RunOptions { show: Show::No, remove: false })?))
+        Ok(Some(pod.start()?))
     }
 
     /// Stops a pod; one that another process prepares, as soon as it runs.

@@ -616,10 +616,20 @@ mod tests {
         let shown = format!("{every_key:?}");
         assert!(!shown.contains("None"), "a key is missing: {shown}");
 
-        let with_default = example.lines().filter(|line| !line.ends_with("none by default"));
-        let with_default: String = with_default.map(uncomment).collect();
+        let (without_default, with_default): (Vec<&str>, Vec<&str>) = example
+            .lines()
+            .partition(|line| line.ends_with("; none by default") || line.ends_with("# none by default"));
+        let with_default: String = with_default.into_iter().map(uncomment).collect();
         let mut got = settings(&with_default).unwrap();
         let none = settings("").unwrap();
+        let keys = without_default.into_iter().filter_map(|line| line.split(['#', ' ', '=']).nth(1));
+        let tls = |name| [name, "ca", "certificate", "key"];
+        let keys_of_tls = [tls("[machine-tls]"), tls("[aurae-tls]")].concat();
+        assert_eq!(keys.collect::<Vec<_>>(), [&["default-registry", "time-server"][..], &keys_of_tls].concat());
+        assert_eq!((&none.options.fetch.default_registry, &none.time_server), (&None, &None));
+        assert_eq!((&none.machine_tls, &none.aurae_tls), (&None, &None));
+        // The files of the host are considered first.
+        assert_eq!(got.options.user_ids.take(), Some(gantry_model::user_namespace::DEFAULT_POOL));
         // gantryd chooses the addresses if none are given.
         for listen in [
             &mut got.listen,

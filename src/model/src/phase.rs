@@ -323,6 +323,12 @@ impl Phase {
         self.name().is_final()
     }
 
+    /// Whether the pod has ended or its preparation was aborted, and it was not marked as garbage since.
+    #[must_use]
+    pub const fn is_over(&self) -> bool {
+        matches!(self, Self::Exited { .. } | Self::AbortedPrepare { .. })
+    }
+
     /// When it was last started, if it ever was.
     #[must_use]
     pub fn started_at(&self) -> Option<Timestamp> {

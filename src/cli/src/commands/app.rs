@@ -133,8 +133,7 @@ pub(crate) struct Rm {
         let help = "Pods, whose started apps are restarted, or apps as POD/APP. If one does not exist, none is changed";
         pods.value_name("POD[/APP]").help(help)
     }),
-    mut_arg("all", |all| all.help("All running pods with started apps, except sandboxes of a kubelet")),
-    mut_arg("filter", |filter| filter.help("Those of --all that match; the conditions are those of 'gantry list'"))
+    mut_arg("all", |all| all.help("All running pods with started apps, except sandboxes of a kubelet"))
 )]
 pub(crate) struct Restart {
     #[command(flatten)]

@@ -14,7 +14,7 @@ use crate::environment;
 use crate::exit::ExitStatus;
 use crate::failure::{Failure, io, print_stderr};
 use crate::grammar::{check_variable_name, merged_environment, message};
-use crate::pods::{OnePod, SelectedApp, app_that_found};
+use crate::pods::{OnePod, SelectedApp, app_of_name};
 use crate::relay::{self, Flow, RelayEvent};
 use crate::signals::Signals;
 use crate::terminal::{self, DetachKeys, RawMode};
@@ -81,7 +81,7 @@ impl RunCommand for Exec {
         let engine = context.open("exec")?;
         let SelectedApp { pod: id, app, first } = self.pod.app(&engine, self.app.as_ref())?;
         let app = match (app, &self.pod.pod) {
-            (None, Some(word)) if first.is_none() => app_that_found(&engine, id, word)?,
+            (None, Some(word)) if first.is_none() => app_of_name(&engine, id, word)?,
             (app, _) => app,
         };
         // With --latest and --uuid-file the first word belongs to the command.

@@ -247,9 +247,9 @@ fn reload(context: &Context) -> Result<ExitStatus, Failure> {
 
 fn reloaded(pods: usize) -> String {
     match pods {
-        0 => "reloaded: no running pod has a network".to_owned(),
-        1 => "reloaded: the network of 1 running pod is complete".to_owned(),
-        _ => format!("reloaded: the networks of {pods} running pods are complete"),
+        0 => "reloaded: no running pod has a network of its own".to_owned(),
+        1 => "reloaded the network of 1 running pod".to_owned(),
+        _ => format!("reloaded the networks of {pods} running pods"),
     }
 }
 
@@ -309,7 +309,8 @@ mod tests {
 
     #[test]
     fn reload_reports_the_number_of_pods() {
-        assert_eq!(reloaded(0), "reloaded: no running pod has a network");
-        assert!(reloaded(1).contains("1 running pod is") && reloaded(2).contains("2 running pods are"));
+        assert_eq!(reloaded(0), "reloaded: no running pod has a network of its own");
+        assert_eq!(reloaded(1), "reloaded the network of 1 running pod");
+        assert_eq!(reloaded(2), "reloaded the networks of 2 running pods");
     }
 }

@@ -5,7 +5,6 @@ use std::os::fd::AsFd as _;
 use std::path::Path;
 
 use gantry_engine::{Engine, Prepare, PrepareError, RunOptions, Running, Show};
-use gantry_model::id::shown;
 use gantry_model::spec::VolumeKind;
 use gantry_model::{AddedAppSpec, AppSpec, ErrorKind, Kind as _, NetMode, PodId, PodSpec};
 
@@ -16,7 +15,7 @@ use crate::environment;
 use crate::exit::ExitStatus;
 use crate::failure::{CliError, Failure, io, print_stderr, warn};
 use crate::foreground::{self, ForegroundPod, Interactive, LivePod, SignalProxy};
-use crate::grammar::{IdFile, ONE_POD, PodOptions, Pull, Request, is_network_of_container};
+use crate::grammar::{IdFile, PodOptions, Pull, Request, networks};
 use crate::pods::OnePod;
 use crate::progress;
 use crate::render::json;
@@ -36,14 +35,14 @@ pub(crate) fn run(request: Request) -> Result<ExitStatus, Failure> {
     let show = if options.detach { Show::No } else { foreground::show_output() };
     let request = Prepare::new(spec, policy(options.pull.unwrap_or_default()), &progress)?
         .named(options.pod_name.clone())
-        .to_be_started_with(RunOptions { show, remove: options.remove });
+        .to_be_started_early(RunOptions { show, remove: options.remove });
     let engine = context.open_for_fetch("run", |config| set_platform(config, &options))?;
     let pod = engine.create(request).map_err(|error| create_failure(error, &options, several))?;
     let id = pod.id();
     // Until the pod exists, a signal ends this command, and nothing is left. From now on it ends the pod.
     let signals = if options.detach { None } else { Some(foreground::catch(proxy).map_err(io("catch", "signals"))?) };
     save_id(options.id_file.as_ref(), id)?;
-    let started = pod.start(RunOptions { show, remove: options.remove });
+    let started = pod.start();
     let started = started.inspect_err(|_| remove_id(options.id_file.as_ref()));
     let mut running = started.map_err(|error| with_hint(error.into(), options.hint.as_deref(), false))?;
     tracing::debug!(pod = %running.id, "the pod is running");
@@ -93,11 +92,11 @@ pub(crate) fn sandbox(request: Request) -> Result<ExitStatus, Failure> {
     let progress = progress::ProgressDisplay::new(context.globals.progress, options.quiet);
     let request = Prepare::new(spec, policy(options.pull.unwrap_or_default()), &progress)?
         .named(options.pod_name.clone())
-        .to_be_started_with(RunOptions { show: Show::No, remove: options.remove });
+        .to_be_started_early(RunOptions { show: Show::No, remove: options.remove });
     let engine = context.open_for_fetch("app sandbox", |config| set_platform(config, &options))?;
     let pod = engine.create(request)?;
     save_id(options.id_file.as_ref(), pod.id())?;
-    let started = pod.start(RunOptions { show: Show::No, remove: options.remove });
+    let started = pod.start();
     let running = started.inspect_err(|_| remove_id(options.id_file.as_ref()))?;
     print_warnings(&running);
     print_id(running.id)
@@ -138,7 +137,7 @@ pub(crate) struct RunPrepared {
     /// As --net, but the value is required
     #[arg(long, value_name = "NET,…", conflicts_with = "net")]
     network: Vec<String>,
-    /// Print the pod's id when it is ready, and exit
+    /// Print the pod's id when its apps have started, and exit
     #[arg(short, long)]
     detach: bool,
     /// Remove the pod when it has exited
@@ -156,17 +155,7 @@ impl RunPrepared {
     /// All networks of `--net` or `--network`.
     fn networks(&self) -> Result<Option<NetMode>, Failure> {
         let (flag, given) = if self.network.is_empty() { ("--net", &self.net) } else { ("--network", &self.network) };
-        if given.is_empty() {
-            return Ok(None);
-        }
-        if given.iter().any(String::is_empty) {
-            return Err(Failure::usage(format!("{flag}: the name of a network is missing after '='")));
-        }
-        if let Some(value) = given.iter().find(|value| is_network_of_container(value)) {
-            return Err(Failure::usage(format!("{flag}={} is not supported: {ONE_POD}", shown(value))));
-        }
-        let mode = given.join(",").parse::<NetMode>();
-        mode.map(Some).map_err(|error| Failure::usage(format!("{flag}: {error}")))
+        Ok(networks(flag, given)?)
     }
 }
 
@@ -246,8 +235,10 @@ fn check_id_file(options: &PodOptions) -> Result<(), Failure> {
 const MAX_MANIFEST_SIZE: u64 = 1 << 20;
 
 fn read_manifest(path: &Path) -> Result<PodSpec, Failure> {
-    let failed = || io("read the pod manifest", path.display().to_string());
-    let opened = match path == Path::new("-") {
+    let is_stdin = path == Path::new("-");
+    let name = if is_stdin { Path::new("standard input") } else { path };
+    let failed = || io("read the pod manifest", name.display().to_string());
+    let opened = match is_stdin {
         true => std::io::stdin().as_fd().try_clone_to_owned().map(std::fs::File::from),
         false => std::fs::File::open(path),
     };
@@ -255,7 +246,7 @@ fn read_manifest(path: &Path) -> Result<PodSpec, Failure> {
     let bytes = gantry_host::file::read_stream(file, MAX_MANIFEST_SIZE).map_err(|error| match error.kind() {
         std::io::ErrorKind::FileTooLarge => {
             let why = format!("is longer than {MAX_MANIFEST_SIZE} bytes: it cannot be a pod manifest");
-            CliError::Content { path: path.to_owned(), why }.into()
+            CliError::Content { path: name.to_owned(), why }.into()
         }
         _ => failed()(error),
     })?;
@@ -389,7 +380,7 @@ mod tests {
             assert_eq!(net(line), Ok(want.map(|want| want.parse().unwrap())), "{line}");
         }
         for (line, want) in [
-            ("12 --net=", "--net: the name of a network is missing"),
+            ("12 --net=", "--net: it must not be empty"),
             ("12 --net=host --net=a", "--net: 'host' cannot be combined"),
             ("12 --network ../x", "--network: '../x' is not the name of a network"),
             ("12 --network container:x", "--network=container:x is not supported: apps that share a network"),

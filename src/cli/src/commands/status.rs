@@ -3,9 +3,9 @@
 use std::io::{self, Write};
 use std::time::Duration;
 
-use gantry_engine::{AppRow, Engine, HealthReport, Notified, PodRow, PodView};
+use gantry_engine::{AppRow, Engine, HealthReport, Notified, PodRow, PodView, PodWait};
 use gantry_model::spec::PodFlavor;
-use gantry_model::{AppName, AppState, HealthState, OomVictim, PodId, PodNetwork, Readiness};
+use gantry_model::{AppName, AppState, HealthState, OomVictim, PodNetwork, Readiness};
 
 use crate::commands::RunCommand;
 use crate::context::Context;
@@ -60,8 +60,9 @@ impl RunCommand for Status {
         let several = self.pods.are_several();
         let mut found = Vec::new();
         let mut first = true;
-        let worst = self.pods.for_each(context, &engine, |id| {
-            let row = self.wait(&engine, id)?.row;
+        let mut show = |pod: PodWait<'_>| {
+            let id = pod.id();
+            let row = self.wait(&engine, pod)?.row;
             let networks = row.networks.read()?;
             if self.output.format != OutputFormat::Table {
                 found.push((row, networks));
@@ -81,7 +82,12 @@ impl RunCommand for Status {
                 health.iter().try_for_each(|(app, report)| write_health(out, app, report))
             })?;
             Ok(ExitStatus::OK)
-        })?;
+        };
+        let waits = [self.wait_ready, self.wait_healthy, self.wait].into_iter().any(|wait| deadline(wait).is_some());
+        let worst = match waits {
+            true => self.pods.for_each_wait(context, &engine, show)?,
+            false => self.pods.for_each(context, &engine, |id| show(engine.pod_wait(id)))?,
+        };
         let documents = found.iter().map(|(row, networks)| PodJson::with_networks(row, networks));
         json::to_stdout(|out| {
             json::write_one_or_several(
@@ -97,20 +103,21 @@ impl RunCommand for Status {
 
 impl Status {
     /// Waits as the flags say. A pod of `run --rm` may be removed by the time it has ended, and is shown all the same.
-    fn wait(&self, engine: &Engine, id: PodId) -> Result<PodView, Failure> {
+    fn wait(&self, engine: &Engine, mut pod: PodWait<'_>) -> Result<PodView, Failure> {
         let has_ended = |view: &Option<PodView>| view.as_ref().is_some_and(|view| view.row.phase.is_final());
+        let id = pod.id();
         let mut view = None;
         if let Some((deadline, limit)) = deadline(self.wait_ready) {
-            let ready = engine.wait_ready(id, deadline)?;
+            let ready = pod.running(deadline)?;
             view = Some(ready.ok_or(CliError::TimedOut(id, "did not become ready", limit))?);
         }
         if let Some((deadline, limit)) = deadline(self.wait_healthy) {
-            view = Some(super::wait::wait_health(engine, id, HealthState::Healthy, deadline, limit)?);
+            view = Some(super::wait::wait_health(&mut pod, HealthState::Healthy, deadline, limit)?);
         }
         if let Some((deadline, limit)) = deadline(self.wait)
             && !has_ended(&view)
         {
-            let ended = engine.wait(id, deadline)?;
+            let ended = pod.exited(deadline)?;
             view = Some(ended.ok_or(CliError::TimedOut(id, "did not exit", limit))?);
         }
         view.map_or_else(|| Ok(engine.status(id)?), Ok)

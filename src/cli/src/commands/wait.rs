@@ -3,8 +3,8 @@
 use std::io::Write as _;
 use std::time::Duration;
 
-use gantry_engine::{Engine, PodView};
-use gantry_model::{HealthState, Phase, PodId};
+use gantry_engine::{PodView, PodWait};
+use gantry_model::{HealthState, Phase};
 
 use crate::commands::RunCommand;
 use crate::context::Context;
@@ -45,8 +45,7 @@ enum Condition {
 
 /// Waits for a state of health. Fails if the pod ends first, or has no health check.
 pub(super) fn wait_health(
-    engine: &Engine,
-    id: PodId,
+    pod: &mut PodWait<'_>,
     health: HealthState,
     time: Option<Duration>,
     limit: Duration,
@@ -56,7 +55,8 @@ pub(super) fn wait_health(
         HealthState::Healthy => "did not become healthy",
         HealthState::Unhealthy => "did not become unhealthy",
     };
-    let view = engine.wait_health(id, health, time)?.ok_or(CliError::TimedOut(id, lacks, limit))?;
+    let id = pod.id();
+    let view = pod.health(health, time)?.ok_or(CliError::TimedOut(id, lacks, limit))?;
     let has_ended = || format!("pod {id} is {} and can no longer become {}", view.row.phase.name(), health.as_str());
     match view.row.phase {
         Phase::Running { .. } if view.row.apps.iter().all(|app| app.health.number == 0) => {
@@ -86,14 +86,15 @@ impl RunCommand for Wait {
     fn run(&self, context: &Context) -> Result<ExitStatus, Failure> {
         let engine = context.open_to_read()?;
         let limit = self.time.unwrap_or(Duration::MAX);
-        self.pods.for_each(context, &engine, |id| {
+        self.pods.for_each_wait(context, &engine, |mut pod| {
+            let id = pod.id();
             let late = |lacks| CliError::TimedOut(id, lacks, limit);
             let view = match self.condition {
-                Condition::Running => engine.wait_ready(id, self.time)?.ok_or(late("did not start"))?,
-                Condition::Ready => engine.wait_apps_ready(id, self.time)?.ok_or(late("did not become ready"))?,
-                Condition::Healthy => wait_health(&engine, id, HealthState::Healthy, self.time, limit)?,
-                Condition::Unhealthy => wait_health(&engine, id, HealthState::Unhealthy, self.time, limit)?,
-                Condition::Exited => engine.wait(id, self.time)?.ok_or(late("did not exit"))?,
+                Condition::Running => pod.running(self.time)?.ok_or(late("did not start"))?,
+                Condition::Ready => pod.apps_ready(self.time)?.ok_or(late("did not become ready"))?,
+                Condition::Healthy => wait_health(&mut pod, HealthState::Healthy, self.time, limit)?,
+                Condition::Unhealthy => wait_health(&mut pod, HealthState::Unhealthy, self.time, limit)?,
+                Condition::Exited => pod.exited(self.time)?.ok_or(late("did not exit"))?,
             };
             let code = match (self.condition, view.exit_code()) {
                 (Condition::Healthy | Condition::Unhealthy, _) => -1,

@@ -10,13 +10,15 @@ use gantry_model::user_namespace::{IdMappings, IdRange, UserNamespaceMode};
 use gantry_model::{AppName, AppSpec, ImageRef, PodSpec, RequestedImage, VolumeName};
 
 use super::network::NetDraft;
-use super::{Caller, PodOptions, Request, UsageError, Verb};
+use super::{Caller, PodOptions, Pull, Request, UsageError, Verb};
 use crate::globals::Globals;
 
 /// The command line so far.
 pub(super) struct Draft<'a> {
     pub(super) globals: Globals,
     pub(super) options: PodOptions,
+    /// The policy of `--store-only` or `--no-store`, which `--pull-policy` may not contradict.
+    pub(super) pull_switch: Option<Pull>,
     pub(super) volumes: Vec<VolumeSpec>,
     pub(super) network: NetDraft,
     /// Settings of the pod that reach it unchanged. Its apps, volumes and networks are added at the end.
@@ -139,6 +141,7 @@ impl<'a> Draft<'a> {
         Self {
             globals: Globals::default(),
             options: PodOptions::default(),
+            pull_switch: None,
             volumes: Vec::new(),
             network: NetDraft::default(),
             pod: PodSpec::default(),

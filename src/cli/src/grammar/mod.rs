@@ -37,7 +37,7 @@ pub(crate) use draft::merged_environment;
 #[cfg(test)]
 pub(crate) use flags::{APP_FLAGS, POD_FLAGS};
 pub(crate) use flags::{Flag, all as all_flags, describe};
-pub(crate) use network::{ONE_POD, is_network_of_container};
+pub(crate) use network::networks;
 pub(crate) use parse::{check_values, parse};
 pub(crate) use second_word::ImageLookup;
 pub(crate) use values::{check_variable_name, message};
@@ -50,6 +50,8 @@ pub(crate) mod limit_values {
 }
 
 use std::path::PathBuf;
+
+use values::ValueError;
 
 use gantry_model::{ErrorKind, ImageRef, Kind, PodSpec};
 use thiserror::Error;
@@ -270,6 +272,18 @@ pub(crate) enum UsageError {
     /// The pod is invalid as a whole.
     #[error(transparent)]
     Spec(#[from] gantry_model::spec::SpecError),
+}
+
+impl UsageError {
+    /// A flag whose value is invalid or not supported.
+    fn of_value(flag: &str, value: &str, why: ValueError) -> Self {
+        match why {
+            ValueError::Invalid(why) => Self::Value { flag: flag.to_owned(), why },
+            ValueError::Unsupported(instead) => {
+                Self::Unsupported { flag: format!("{flag}={}", gantry_model::id::shown(value)), instead }
+            }
+        }
+    }
 }
 
 impl Kind for UsageError {

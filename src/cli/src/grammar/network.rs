@@ -8,6 +8,7 @@ use gantry_model::id::shown;
 use gantry_model::net::{Dns, DnsSpec, HostsSpec, MAX_PORT_RANGE, NetMode, PortSpec, PortTarget, Protocol};
 use gantry_model::{AppName, PodSpec};
 
+use super::UsageError;
 use super::values::{self, ValueError, invalid};
 
 /// Whether a word reads like a value of `--net` rather than an image.
@@ -35,13 +36,27 @@ enum Special {
     None,
 }
 
-/// What to use instead of docker's `--net=container:NAME`.
-pub(crate) const ONE_POD: &str =
-    "apps that share a network are apps of one pod: write gantry run IMAGE --- IMAGE, or gantry app add POD IMAGE";
+/// What to use instead of docker's `--net=container:NAME` and podman's `--pod`.
+pub(super) const ONE_POD: &str = "apps that share a network are apps of one pod: write gantry run IMAGE IMAGE, \
+                                  or gantry run IMAGE -- ARG --- IMAGE, or gantry app add POD IMAGE";
 
 /// Whether a value of `--net` is docker's `container:NAME`.
-pub(crate) fn is_network_of_container(value: &str) -> bool {
+fn is_network_of_container(value: &str) -> bool {
     value.strip_prefix("container:").is_some_and(|pod| !pod.contains('='))
+}
+
+/// The networks that the values of a flag name together; `flag` is `--net` or `--network`. `None`: there are no values.
+///
+/// # Errors
+/// [`UsageError`]
+pub(crate) fn networks(flag: &str, values: &[String]) -> Result<Option<NetMode>, UsageError> {
+    let mut draft = NetDraft::default();
+    for value in values {
+        values::text(value)
+            .and_then(|value| draft.net(&value))
+            .map_err(|why| UsageError::of_value(flag, value, why))?;
+    }
+    Ok(draft.net.map(|(_, mode)| mode))
 }
 
 impl NetDraft {

@@ -6,7 +6,7 @@ use gantry_model::spec::PodFlavor;
 use super::draft::Draft;
 use super::flags::{self, Arity, Flag, Scope};
 use super::second_word::{self, ImageLookup, Separator, WordKind};
-use super::{Caller, Parsed, UsageError, Verb, network, unsupported};
+use super::{Caller, Parsed, UsageError, Verb, network, unsupported, values};
 use crate::globals::{self, Globals};
 use crate::suggest;
 
@@ -205,8 +205,8 @@ impl<'a> Parser<'a> {
         let flag = flags::all().find(|flag| before.strip_prefix("--").is_some_and(|name| flag.has_long(name)))?;
         let is_value = match flag.arity {
             Arity::Optional => network::is_like_net(word),
-            Arity::Switch => !flag.value.is_empty() && matches!(word, "true" | "false"),
-            Arity::Value => false,
+            Arity::OnByDefault => values::boolean(word).is_ok(),
+            Arity::Switch | Arity::Value => false,
         };
         is_value
             .then(|| format!("{before} takes a value only after '=': write {before}={}", gantry_model::id::shown(word)))
@@ -369,18 +369,13 @@ impl<'a> Parser<'a> {
                 Some(value) => value,
                 None => return Err(UsageError::NoValue { flag: shown, value: flag.value }),
             },
-            (Arity::Switch, None) => "true",
+            (Arity::Switch | Arity::OnByDefault, None) => "true",
             (Arity::Optional, None) => "",
         };
         let beside = flag.scope == Scope::App || flag.in_manifest;
         if beside {
             self.draft.not_with_manifest.push(shown.clone());
         }
-        (flag.set)(&mut self.draft, value).map_err(|why| match why {
-            super::values::ValueError::Invalid(why) => UsageError::Value { flag: shown, why },
-            super::values::ValueError::Unsupported(instead) => {
-                UsageError::Unsupported { flag: format!("{shown}={}", gantry_model::id::shown(value)), instead }
-            }
-        })
+        (flag.set)(&mut self.draft, value).map_err(|why| UsageError::of_value(&shown, value, why))
     }
 }

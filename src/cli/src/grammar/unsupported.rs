@@ -1,5 +1,7 @@
 //! Flags of rkt, docker and podman that gantry does not support, with the reason or an alternative.
 
+use super::network::ONE_POD;
+
 /// Long names, and the reason or alternative.
 const UNSUPPORTED: &[(&str, &str)] = &[
     ("private-users", "use --userns=auto"),
@@ -36,10 +38,11 @@ const UNSUPPORTED: &[(&str, &str)] = &[
     ("cpu-rt-runtime", CPU),
     ("volumes-from", "apps of one pod share volumes: --volume NAME,kind=… and --mount volume=NAME,target=/path"),
     ("volume-driver", "volumes are directories of the host"),
-    ("pod", "a pod's apps are given together: gantry run IMAGE --- IMAGE; 'gantry help run' shows how"),
+    ("pod", ONE_POD),
     ("replace", "remove the earlier pod first: gantry rm --force POD"),
     ("domainname", "use --hostname and --dns-domain"),
     ("expose", "pods reach every port of each other; --port publishes one on the host"),
+    ("storage-opt", "use --storage-limit"),
     ("runtime", "there is one runtime"),
     ("isolation", "there is one kind of isolation"),
     ("tz", "set it in the environment: --env TZ=Europe/Berlin, with time zones in the image"),

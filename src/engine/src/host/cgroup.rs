@@ -100,7 +100,8 @@ impl Engine {
     fn find_other_pod_dir(&self, id: PodId, cgroup: &str) -> Option<PathBuf> {
         let own = fs::metadata(self.pod_dir(id)).ok().filter(fs::Metadata::is_dir).map(|dir| identity(&dir));
         // Without a directory here, the one that was moved out of this data directory may be found.
-        let is_other = |path: &Path, dir| Some(dir) != own && (own.is_some() || is_in_data_dir(path, id));
+        let is_elsewhere = |path: &Path| own.is_some() || is_in_data_dir(path, id) && path != self.pod_dir(id);
+        let is_other = |path: &Path, dir| Some(dir) != own && is_elsewhere(path);
         // A supervisor joins only some of the hierarchies of v1.
         self.hierarchies().ok()?.iter().find_map(|hierarchy| {
             let path = dir_in(hierarchy, cgroup);

@@ -1,7 +1,7 @@
 //! The processes that hold the lock on a pod directory. The lock does not name its holders: they are found by their
 //! descriptors.
 
-use std::fs::{self, File};
+use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
@@ -9,6 +9,7 @@ use gantry_model::PodId;
 use gantry_model::id::shown;
 
 use crate::Engine;
+use crate::host::process;
 
 /// A process that holds the lock on a pod directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -16,6 +17,8 @@ pub(crate) struct LockHolder {
     pub(crate) pid: u32,
     /// The name of its command, escaped.
     pub(crate) command: String,
+    /// Whether a signal has stopped it.
+    pub(crate) is_stopped: bool,
 }
 
 impl Engine {
@@ -30,7 +33,7 @@ impl Engine {
         })
         .map(|pid| {
             let command = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-            LockHolder { pid, command: shown(command.trim()) }
+            LockHolder { pid, command: shown(command.trim()), is_stopped: process::is_stopped(pid) }
         })
     }
 }
@@ -49,12 +52,11 @@ pub(crate) fn locked_dir(pid: &str, id: PodId) -> Option<(PathBuf, Identity)> {
     let descriptors = fs::read_dir(process.join("fd")).ok()?;
     descriptors.flatten().find_map(|descriptor| {
         let path = fs::read_link(descriptor.path()).ok()?;
-        // Not opened, as other files may block.
         if path.file_name()?.to_str()? != id.to_string() {
             return None;
         }
-        // The directory itself, whatever its path is now.
-        let metadata = File::open(descriptor.path()).ok()?.metadata().ok().filter(fs::Metadata::is_dir)?;
+        // The directory itself, whatever its path is now. It is not opened: a FIFO of an app may have such a name.
+        let metadata = fs::metadata(descriptor.path()).ok().filter(fs::Metadata::is_dir)?;
         // proc_pid_fdinfo(5): the locks that belong to this open file description.
         let info = fs::read_to_string(process.join("fdinfo").join(descriptor.file_name())).ok()?;
         info.lines().any(|line| line.starts_with("lock:")).then(|| (path, identity(&metadata)))

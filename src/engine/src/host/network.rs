@@ -26,6 +26,7 @@ use crate::error::EngineError;
 use crate::host::process::{self, Deadline};
 use crate::host::stage1::{self, Attempt, EXIT_TIMEOUT, Executable, Line, printable};
 use crate::pods::plan_net;
+use crate::pods::pod_dir::is_absent;
 use crate::pods::rm::RmError;
 
 pub use gantry_netlink::nft::{Change as FirewallChange, Monitor as FirewallMonitor, TablePart as FirewallPart};
@@ -233,7 +234,7 @@ impl Engine {
         match std::fs::symlink_metadata(self.pod_dir(id).join(files::NETWORK)) {
             Ok(_) => true,
             // Any other failure is reported by the code that reads the record.
-            Err(error) => !matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory),
+            Err(error) => !is_absent(&error),
         }
     }
 

@@ -176,11 +176,19 @@ pub(crate) fn holds_record_lock(pid: u32, file: impl AsFd) -> bool {
     holder.is_some_and(|holder| u32::try_from(holder) == Ok(pid))
 }
 
-/// Whether a text of `/proc/PID/stat` is of a process that runs and was started at this time. Its third field is the
-/// state.
+/// Whether a signal has stopped a process. False if that cannot be read.
+pub(crate) fn is_stopped(pid: u32) -> bool {
+    read_stat(pid).is_ok_and(|stat| stat.is_some_and(|stat| state(&stat) == Some("T")))
+}
+
+/// The state in a text of `/proc/PID/stat`, its third field.
+fn state(stat: &str) -> Option<&str> {
+    stat.rsplit_once(')')?.1.split_ascii_whitespace().next()
+}
+
+/// Whether a text of `/proc/PID/stat` is of a process that runs and was started at this time.
 fn is_running_since(stat: &str, ticks: u64) -> bool {
-    let mut fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields).split_ascii_whitespace();
-    let is_zombie = fields.next().is_none_or(|state| matches!(state, "Z" | "X"));
+    let is_zombie = state(stat).is_none_or(|state| matches!(state, "Z" | "X"));
     let is_exiting = gantry_contract::is_exiting(stat) != Some(false);
     !is_zombie && !is_exiting && gantry_contract::start_ticks(stat) == Some(ticks)
 }

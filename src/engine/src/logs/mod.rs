@@ -161,7 +161,7 @@ impl Engine {
                 Pulled::Drained => waiting
                     .more(&reader, || self.writers(id))
                     .map_err(PodError::io("wait for changes in", self.pod_dir(id)))?,
-                Pulled::Waiting => match self.wait_ready(id, reader.wait_at_most()) {
+                Pulled::Waiting => match self.pod_wait(id).running(reader.wait_at_most()) {
                     // Removed before it ran: the reader will notice.
                     Ok(_) | Err(PodError::NotFound(_)) => {}
                     Err(error) => return Err(error.into()),

@@ -8,8 +8,6 @@ mod limits;
 pub(crate) mod net;
 mod volumes;
 
-use std::io;
-
 use gantry_contract::plan::Plan;
 use gantry_model::id::IdError;
 use gantry_model::spec::SpecError;
@@ -136,9 +134,7 @@ impl Engine {
                 self.add_added_apps(id, &mut document)?;
                 Ok(document)
             }
-            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
-                Err(no_manifest(&row))
-            }
+            Err(error) if pod_dir::is_absent(&error) => Err(no_manifest(&row)),
             Err(error) => Err(PodError::io("read the manifest", path)(error).into()),
         }
     }

@@ -104,7 +104,7 @@ pub enum ControlError {
 }
 
 impl ControlError {
-    /// No reply in this time, which is rounded to seconds: at least one, for "within 0 s" promises nothing.
+    /// No reply in this time, which is rounded to seconds; at least 1: "within 0 s" would say nothing.
     fn silent(id: PodId, waited: Duration) -> Self {
         let seconds = waited.saturating_add(Duration::from_millis(500)).as_secs().max(1);
         Self::Silent { id, seconds }

@@ -301,7 +301,7 @@ pub(crate) fn running(row: PodRow) -> Result<PodRow, ExecError> {
     }
 }
 
-/// The named app, or the only one. An app that is still being added does not count beside others.
+/// The named app, or the only one. An app that is still being added is ignored if there are others.
 pub(crate) fn select_app(row: &PodRow, asked: Option<&AppName>) -> Result<AppName, ExecError> {
     let apps = || row.apps.iter().map(|app| app.name.clone()).collect();
     match (asked, row.apps.as_slice()) {

@@ -150,13 +150,12 @@ impl Collection {
     }
 }
 
-/// Whether a pod has ended, or its preparation was aborted, marked since or not; its deletion was not begun.
-fn is_over(phase: &Phase) -> bool {
+/// Whether a pod is over, or was when it was marked as garbage; its deletion was not begun.
+fn is_or_was_over(phase: &Phase) -> bool {
     match phase {
-        Phase::Exited { .. } | Phase::AbortedPrepare { .. } => true,
         Phase::Garbage { was: FormerPhase::Exited { .. } | FormerPhase::Aborted, deleting, .. } => deleting.is_none(),
-        // It never ran, or is alive.
-        _ => false,
+        // Any other garbage never ran.
+        other => other.is_over(),
     }
 }
 
@@ -274,7 +273,7 @@ impl Engine {
         options: &GcOptions,
     ) -> Collection {
         let (id, phase) = (row.id, &row.phase);
-        if !options.mark_only && is_over(phase) && pod_dir::is_to_be_removed(&self.pod_dir(id)) {
+        if !options.mark_only && is_or_was_over(phase) && pod_dir::is_to_be_removed(&self.pod_dir(id)) {
             return Collection::RemoveEnded;
         }
         let may_be_orphaned = !options.mark_only && row.flavor() == PodFlavor::Host && has_run(phase);

@@ -12,13 +12,47 @@ use gantry_store::{AppRow, PodRow};
 use crate::host::process::{self, Deadline};
 use crate::pods::control::unexpected;
 use crate::pods::view::PodView;
-use crate::pods::wait::LastSeen;
+use crate::pods::wait::PodWait;
 use crate::{Engine, EngineError, PodError};
 
 /// Poll interval of a wait for a state of health, if the pod's directory cannot be watched.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// The maximum time between two looks at the row, although its directory is watched: the supervisor may have died.
 const MAX_POLL_INTERVAL: Duration = Duration::from_secs(2);
+
+impl PodWait<'_> {
+    /// Waits until every app with a health check has this health. `None`: the deadline passed. Returns early if that
+    /// cannot be any more: the pod has ended, or no app that runs has a health check.
+    ///
+    /// # Errors
+    /// [`PodError`], also when the pod is gone by then and never ran.
+    pub fn health(&mut self, health: HealthState, deadline: Option<Duration>) -> Result<Option<PodView>, PodError> {
+        let Self { engine, id, seen } = self;
+        let deadline = Deadline::from(deadline);
+        // Before the first look at the row: no change is missed.
+        let changes = Inotify::new().ok().filter(|changes| changes.watch(&engine.pod_dir(*id)).is_ok());
+        loop {
+            let view = engine.status_or_end(*id, seen)?;
+            if is_reached(&view.row, health) || view.row.phase.is_final() || engine.runs_no_checked_app(&view.row) {
+                return Ok(Some(view));
+            }
+            if deadline.passed() {
+                return Ok(None);
+            }
+            let waited = match &changes {
+                Some(changes) => {
+                    use std::os::fd::AsFd as _;
+                    let waited = process::readable(&[changes.as_fd()], deadline.at_most(MAX_POLL_INTERVAL));
+                    // The row is read again, whatever has changed.
+                    let _any_change = changes.read_changes(|_| {});
+                    waited
+                }
+                None => process::readable(&[], deadline.at_most(POLL_INTERVAL)),
+            };
+            waited.map_err(PodError::io("wait for the health of", &view.dir()))?;
+        }
+    }
+}
 
 impl Engine {
     /// The health of an app of a running pod, with the last results of its probe.
@@ -37,43 +71,6 @@ impl Engine {
     pub fn health_reports(&self, row: &PodRow) -> BTreeMap<AppName, HealthReport> {
         let apps = row.apps.iter().filter(|app| app.health().is_some());
         apps.filter_map(|app| Some((app.name.clone(), self.health_report(row.id, &app.name).ok()?))).collect()
-    }
-
-    /// Waits until every app with a health check has this health. `None`: the deadline passed. Returns early if that
-    /// cannot be any more: the pod has ended, or no app that runs has a health check.
-    ///
-    /// # Errors
-    /// [`PodError`], also when the pod is gone by then and never ran.
-    pub fn wait_health(
-        &self,
-        id: PodId,
-        health: HealthState,
-        deadline: Option<Duration>,
-    ) -> Result<Option<PodView>, PodError> {
-        let deadline = Deadline::from(deadline);
-        // Before the first look at the row: no change is missed.
-        let changes = Inotify::new().ok().filter(|changes| changes.watch(&self.pod_dir(id)).is_ok());
-        let mut seen = LastSeen::default();
-        loop {
-            let view = self.status_or_end(id, &mut seen)?;
-            if is_reached(&view.row, health) || view.row.phase.is_final() || self.runs_no_checked_app(&view.row) {
-                return Ok(Some(view));
-            }
-            if deadline.passed() {
-                return Ok(None);
-            }
-            let waited = match &changes {
-                Some(changes) => {
-                    use std::os::fd::AsFd as _;
-                    let waited = process::readable(&[changes.as_fd()], deadline.at_most(MAX_POLL_INTERVAL));
-                    // The row is read again, whatever has changed.
-                    let _any_change = changes.read_changes(|_| {});
-                    waited
-                }
-                None => process::readable(&[], deadline.at_most(POLL_INTERVAL)),
-            };
-            waited.map_err(PodError::io("wait for the health of", &view.dir()))?;
-        }
     }
 
     /// Whether a pod runs, and none of its apps that run, or will be started without a request, has a health check.

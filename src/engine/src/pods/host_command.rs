@@ -128,10 +128,11 @@ impl Engine {
     /// [`CommandError`]; nothing is left of the pod then.
     pub fn start_command(&self, spec: PodSpec) -> Result<StartedCommand, CommandError> {
         let prepare = Prepare::new(spec, PullPolicy::New, &Silent)?;
-        let pod = self.create(prepare.to_be_started())?;
+        let options = RunOptions { show: Show::Output { terminal_size: None }, remove: false };
+        let pod = self.create(prepare.to_be_started(options))?;
         let id = pod.id();
         let owner = CommandOwner { _locked: pod_dir::lock_owner(&self.pod_dir(id))? };
-        match pod.start(RunOptions { show: Show::Output { terminal_size: None }, remove: false }) {
+        match pod.start() {
             Ok(running) => Ok(StartedCommand { id, owner, running }),
             Err(error) => {
                 let _left_for_gc = self.rm(id, true);

@@ -32,12 +32,12 @@ impl Engine {
         progress: &dyn Progress,
     ) -> Result<VolumeSpec, PrepareError> {
         let VolumeKind::Image { image, sub_path, layers: _ } = &volume.kind else { return Ok(volume.clone()) };
-        let mount = || mount_of(spec, &volume.name);
+        let description = || describe(spec, &volume.name);
         let reference: ImageRef =
-            image.parse().map_err(|source| PrepareError::VolumeReference { mount: mount(), source })?;
+            image.parse().map_err(|source| PrepareError::VolumeReference { description: description(), source })?;
         let row = self
             .fetch(&reference, policy, None, progress)
-            .map_err(|source| PrepareError::FetchVolume { mount: mount(), source: Box::new(source) })?
+            .map_err(|source| PrepareError::FetchVolume { description: description(), source: Box::new(source) })?
             .image;
         let layers: Vec<String> = row.layers.iter().rev().map(|layer| Layout::tree_name(&layer.chain)).collect();
         if layers.is_empty() || layers.len() > MAX_LAYERS {
@@ -54,8 +54,8 @@ impl Engine {
     }
 }
 
-/// A volume, and where the first app mounts it.
-fn mount_of(spec: &PodSpec, volume: &AppName) -> String {
+/// A volume, and where the first app mounts it: the subject of a sentence.
+fn describe(spec: &PodSpec, volume: &AppName) -> String {
     let mut mounts = spec.apps.iter().flat_map(|app| app.mounts.iter().map(move |mount| (app, mount)));
     match mounts.find(|(_, mount)| mount.volume == *volume) {
         Some((app, mount)) => format!("volume '{volume}' of app '{}', at '{}',", app.name, shown(&mount.target)),

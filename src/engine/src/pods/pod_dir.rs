@@ -52,6 +52,11 @@ impl Engine {
         self.store.layout().pod_dir(&id)
     }
 
+    /// Whether the pod has a directory, rather than an entry of another type or none.
+    pub(crate) fn has_pod_dir(&self, id: PodId) -> bool {
+        self.pod_dir(id).symlink_metadata().is_ok_and(|entry| entry.is_dir())
+    }
+
     /// The supervisor's journal; empty when it has not written one yet. One that is lost ([`is_lost`]) is empty, too:
     /// such a pod can be listed, stopped and removed, and ends as if its supervisor had been killed.
     pub(crate) fn journal(&self, id: PodId) -> Result<Arc<journal::Parsed>, PodError> {
@@ -70,8 +75,6 @@ impl Engine {
 
     /// Why the pod's journal exists and cannot be read.
     pub(crate) fn journal_damage(&self, id: PodId) -> Option<io::Error> {
-        let is_absent =
-            |error: &io::Error| matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory);
         self.try_read_journal(id).err().filter(|error| !is_absent(error))
     }
 
@@ -120,6 +123,11 @@ impl Engine {
             text.lines().map(str::trim).filter(|line| !line.is_empty()).map(gantry_model::id::shown).collect();
         lines[lines.len().saturating_sub(3)..].join("; ")
     }
+}
+
+/// Whether there is no such file, perhaps because what should be its directory is none.
+pub(crate) fn is_absent(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 
 /// Whether the file is missing, is not a file, is too long, or cannot be read from the disk.
@@ -209,13 +217,14 @@ pub(crate) fn plan_in_memory(plan: &Plan) -> io::Result<File> {
     gantry_host::file::in_memory("plan", &serde_json::to_vec(plan)?)
 }
 
-/// Opens the log for a supervisor's stderr.
+/// Opens the log for a supervisor's stderr. Fails without blocking if a FIFO without a reader has its name.
 pub(crate) fn open_supervisor_log(dir: &Path) -> Result<File, PodError> {
     let path = dir.join(files::SUPERVISOR_LOG);
     // NONBLOCK: open(2) of a FIFO must not block.
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
     let file = OpenOptions::new().append(true).create(true).mode(0o600).custom_flags(flags).open(&path);
     let file = file.map_err(|error| match Errno::from_io_error(&error) {
+        // Also a socket.
         Some(Errno::NXIO) => invalid(NOT_REGULAR),
         _ => error,
     });
@@ -233,8 +242,7 @@ pub(crate) fn forget_start(dir: &Path) -> Result<(), PodError> {
         };
         match removed {
             Ok(()) => {}
-            // Also without a directory.
-            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {}
+            Err(error) if is_absent(&error) => {}
             Err(error) => return Err(PodError::io("remove", path)(error)),
         }
     }

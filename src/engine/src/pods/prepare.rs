@@ -47,10 +47,9 @@ pub struct Prepare<'a> {
     policy: PullPolicy,
     progress: &'a dyn Progress,
     starts_now: bool,
-    /// The output that the pod is started with, if that is known.
-    show: Option<Show>,
-    /// Whether the pod is removed when it has ended.
-    is_to_be_removed: bool,
+    /// Whether the supervisor is spawned while the pod is created.
+    spawns_early: bool,
+    options: RunOptions,
     sandbox: Option<SandboxNetworking>,
 }
 
@@ -69,8 +68,8 @@ impl<'a> Prepare<'a> {
             policy,
             progress,
             starts_now: false,
-            show: None,
-            is_to_be_removed: false,
+            spawns_early: false,
+            options: RunOptions { show: Show::No, remove: false },
             sandbox: None,
         })
     }
@@ -94,18 +93,18 @@ impl<'a> Prepare<'a> {
         Self { sandbox: Some(SandboxNetworking { network, settings }), ..self }
     }
 
-    /// For a pod that is started at once: networks that cannot be used are an error before images are fetched.
+    /// For a pod that is started at once, with these options: networks that cannot be used are an error before images
+    /// are fetched, and a pod that is removed at its end is also removed if this process is killed. [`Embryo::start`]
+    /// is next.
     #[must_use]
-    pub fn to_be_started(self) -> Self {
-        Self { starts_now: true, ..self }
+    pub fn to_be_started(self, options: RunOptions) -> Self {
+        Self { starts_now: true, options, ..self }
     }
 
-    /// [`Self::to_be_started`] with these options: the supervisor is spawned while the pod is created, which takes less
-    /// time, and a pod that is removed at its end is also removed if this process is killed. [`Embryo::start`] with the
-    /// same options is next.
+    /// As [`Self::to_be_started`]; the supervisor is spawned while the pod is created, which takes less time.
     #[must_use]
-    pub fn to_be_started_with(self, options: RunOptions) -> Self {
-        Self { starts_now: true, show: Some(options.show), is_to_be_removed: options.remove, ..self }
+    pub fn to_be_started_early(self, options: RunOptions) -> Self {
+        Self { spawns_early: true, ..self.to_be_started(options) }
     }
 }
 
@@ -131,19 +130,19 @@ pub enum PrepareError {
         source: Box<FetchError>,
     },
     /// The name of a volume's image is invalid.
-    #[error("{mount} cannot be prepared")]
+    #[error("{description} cannot be prepared")]
     VolumeReference {
-        /// The volume, and where the first app mounts it, for display.
-        mount: String,
+        /// The volume, and where the first app mounts it: the subject of a sentence.
+        description: String,
         /// The cause.
         #[source]
         source: RefError,
     },
     /// The image of a volume is not in the store and could not be fetched.
-    #[error("{mount} cannot be prepared without its image")]
+    #[error("{description} cannot be prepared without its image")]
     FetchVolume {
-        /// The volume, and where the first app mounts it, for display.
-        mount: String,
+        /// The volume, and where the first app mounts it: the subject of a sentence.
+        description: String,
         /// The cause.
         #[source]
         source: Box<FetchError>,
@@ -255,8 +254,8 @@ pub(crate) struct EmbryoParts {
     pub(crate) spec: PodSpec,
     pub(crate) plan: Plan,
     pub(crate) owner: EmbryoOwner,
-    /// Whether the pod is marked to be removed when it has ended.
-    pub(crate) is_to_be_removed: bool,
+    /// Those of its start.
+    pub(crate) options: RunOptions,
 }
 
 /// The holder of the lock of a new pod, beside its guard.
@@ -349,7 +348,7 @@ impl Engine {
             PodFlavor::Host => Vec::new(),
         };
         let volumes = self.resolve_image_volumes(&request.spec, request.policy, request.progress)?;
-        let Prepare { spec, name, schedule, progress, sandbox, show, is_to_be_removed, .. } = request;
+        let Prepare { spec, name, schedule, progress, sandbox, spawns_early, options, .. } = request;
         let configs = self.configs_of(&spec, &images)?;
         for path in configs.iter().flat_map(plan::ignored_volumes) {
             progress.notify(Note::VolumeIgnored { path: path.clone() });
@@ -364,17 +363,17 @@ impl Engine {
         let shared = self.share_lock(id, &lock);
         let undo = UndoGuard { engine: self, id, lock: Some(lock) };
         let lock = shared?;
-        // Before the row, which outlives this process if it is killed.
-        if is_to_be_removed {
-            pod_dir::remove_when_ended(&self.pod_dir(id))?;
-        }
-        let show = show.filter(|_| self.can_spawn_waiting(&plan));
+        let show = (spawns_early && self.can_spawn_waiting(&plan)).then_some(options.show);
         let (owner, row) = self.insert_owned(id, lock, show, || {
+            // Before the row, which outlives this process if it is killed.
+            if options.remove {
+                pod_dir::remove_when_ended(&self.pod_dir(id))?;
+            }
             plan.user_ids = self.assign_user_ids(id, spec.userns)?;
             let pod = NewPod { name, schedule, ..new_pod(&spec, &plan, id, &images) };
             Ok(self.insert_with_volumes(&pod)?)
         })?;
-        Ok(Embryo { engine: self, parts: EmbryoParts { row, spec, plan, owner, is_to_be_removed }, undo })
+        Ok(Embryo { engine: self, parts: EmbryoParts { row, spec, plan, owner, options }, undo })
     }
 
     /// Has `insert` write the row of a new pod. If its output can be shown, a supervisor is spawned meanwhile, which
@@ -404,7 +403,7 @@ impl Engine {
 
     /// Writes the files of a new pod and moves it to Prepared, durably.
     fn complete(&self, embryo: EmbryoParts) -> Result<PodId, PrepareError> {
-        let EmbryoParts { row, spec, plan, owner, is_to_be_removed: _ } = embryo;
+        let EmbryoParts { row, spec, plan, owner, options: _ } = embryo;
         let (id, dir) = (row.id, self.pod_dir(row.id));
         pod_dir::fill(&dir, &plan)?;
         pod_dir::write_manifest(&dir, &spec)?;

@@ -8,14 +8,14 @@ use std::time::Duration;
 use gantry_contract::control::{AppStatus, Notified, Reply, Request};
 use gantry_contract::journal::{Fact, Parsed};
 use gantry_host::inotify::Inotify;
-use gantry_model::{AppName, AppState, Phase, PodId, Readiness, Timestamp};
+use gantry_model::{AppName, AppState, Phase, Readiness, Timestamp};
 use gantry_store::{Moved, PodRow, ReadyReport};
 
 use crate::host::process::{self, Deadline};
 use crate::pods::control::{ControlError, REPLY_TIMEOUT, unexpected};
 use crate::pods::transition::was_replaced;
 use crate::pods::view::PodView;
-use crate::pods::wait::LastSeen;
+use crate::pods::wait::PodWait;
 use crate::{Engine, PodError};
 
 /// Poll interval where the pod directory cannot be watched, and the bound of a wait for a change in it.
@@ -30,22 +30,22 @@ impl PodView {
     }
 }
 
-impl Engine {
+impl PodWait<'_> {
     /// Waits until the pod runs and every app that reports its readiness has done so, or until it never will. `None`:
     /// the deadline passed.
     ///
     /// # Errors
     /// [`PodError`], also when the pod is gone by then and never ran.
-    pub fn wait_apps_ready(&self, id: PodId, deadline: Option<Duration>) -> Result<Option<PodView>, PodError> {
+    pub fn apps_ready(&mut self, deadline: Option<Duration>) -> Result<Option<PodView>, PodError> {
+        let Self { engine, id, seen } = self;
         let deadline = Deadline::from(deadline);
         // Without inotify (no instances or watches are left), the journal is polled.
-        let watch = Inotify::new().ok().filter(|inotify| inotify.watch(&self.pod_dir(id)).is_ok());
-        let mut seen = LastSeen::default();
+        let watch = Inotify::new().ok().filter(|inotify| inotify.watch(&engine.pod_dir(*id)).is_ok());
         loop {
             if let Some(inotify) = &watch {
                 let _polled_as_well = inotify.read_changes(|_| {});
             }
-            let view = self.status_or_end(id, &mut seen)?;
+            let view = engine.status_or_end(*id, seen)?;
             if view.is_ready() || view.row.phase.is_final() {
                 return Ok(Some(view));
             }
@@ -53,12 +53,14 @@ impl Engine {
                 return Ok(None);
             }
             // If it cannot be opened, because descriptors are short, it is polled.
-            let supervisor = self.supervisor_fd(&view.row).ok().flatten();
+            let supervisor = engine.supervisor_fd(&view.row).ok().flatten();
             let fds: Vec<_> = watch.iter().map(|fd| fd.as_fd()).chain(supervisor.iter().map(|fd| fd.as_fd())).collect();
             process::readable(&fds, deadline.at_most(POLL_INTERVAL)).map_err(PodError::io("wait for", &view.dir()))?;
         }
     }
+}
 
+impl Engine {
     /// The readiness and the status texts that the apps of a running pod have reported. Empty, without a request to the
     /// supervisor, if no app of the row reports its readiness.
     ///

@@ -25,6 +25,8 @@
 //! | `start` after it spawned | Starting, lock held, journal says ready | Running |
 //! | the same, and the pod has ended since | Starting, lock free, journal says ready | Running, then Exited |
 //! | `start` before that, and a supervisor that had not become ready | Starting, lock free | Exited, as before |
+//! | nothing; the directory was moved away or replaced | Running, no directory, supervisor alive | the same |
+//! | the supervisor, after that | Running, no directory, supervisor dead | Exited, exit code lost |
 //!
 //! A Prepared pod whose lock is free and whose journal has no ready record stays Prepared. A pod of `run --rm` that
 //! becomes Exited or AbortedPrepare is removed at once.
@@ -288,7 +290,7 @@ impl Engine {
         let data = if removes && ran && has_end(&journal) { lock.data().ok() } else { None };
         let reconcile = || {
             let Some(row) = self.reconcile_with(row, false, &journal)? else { return Ok(None) };
-            let is_removed = removes && is_over(&row.phase) && {
+            let is_removed = removes && row.phase.is_over() && {
                 // If it fails, `gc` continues the removal.
                 self.dispose_locked(row.id, Some(lock), RemovalSync::Nothing).is_ok()
             };
@@ -307,7 +309,7 @@ impl Engine {
 
     /// Removes a pod of `run --rm` that has ended or was aborted. If that fails, `gc` continues the removal.
     fn remove_if_ended(&self, row: PodRow, at_end: AtEnd) -> Reconciled {
-        let is_removed = is_over(&row.phase) && self.removes(row.id, at_end) && self.dispose(row.id).is_ok();
+        let is_removed = row.phase.is_over() && self.removes(row.id, at_end) && self.dispose(row.id).is_ok();
         Reconciled { row, is_removed }
     }
 
@@ -389,11 +391,6 @@ impl Engine {
             },
         }
     }
-}
-
-/// Whether a pod has ended, or its preparation was aborted.
-fn is_over(phase: &Phase) -> bool {
-    matches!(phase, Phase::Exited { .. } | Phase::AbortedPrepare { .. })
 }
 
 /// Whether an app is being added, or adding it was interrupted. The journal does not show this.

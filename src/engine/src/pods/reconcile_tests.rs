@@ -116,7 +116,7 @@ fn ready_of_this_process() -> start::Ready {
     start::Ready { start_ticks: gantry_contract::start_ticks(&stat).unwrap(), ..ready() }
 }
 
-fn ready() -> start::Ready {
+pub(crate) fn ready() -> start::Ready {
     let at = gantry_store::now().0;
     let app = start::Started { app: "a".into(), attempt: 0, pid: 7, at };
     start::Ready {
@@ -137,13 +137,16 @@ fn ready_in(name: &str) -> start::Ready {
     start::Ready { networks: vec![attached], ..ready() }
 }
 
-fn write_journal(engine: &Engine, id: PodId, facts: Vec<Fact>) {
+/// Replaces the journal, so that a descriptor of the older one does not show the facts.
+pub(crate) fn write_journal(engine: &Engine, id: PodId, facts: Vec<Fact>) {
     let at = gantry_store::now().0;
     let lines = facts.into_iter().flat_map(|fact| journal::line(&Record { at, fact }).unwrap());
-    std::fs::write(engine.pod_dir(id).join(files::JOURNAL), lines.collect::<Vec<u8>>()).unwrap();
+    let new = engine.pod_dir(id).join(files::NEW_JOURNAL);
+    std::fs::write(&new, lines.collect::<Vec<u8>>()).unwrap();
+    std::fs::rename(&new, engine.pod_dir(id).join(files::JOURNAL)).unwrap();
 }
 
-fn exited(code: u8) -> Fact {
+pub(crate) fn exited(code: u8) -> Fact {
     Fact::AppExited { app: "a".into(), attempt: 0, how: ProcessExit::Code(code), oom: false, restart_at: None }
 }
 
@@ -474,7 +477,7 @@ fn plan(id: PodId) -> gantry_contract::plan::Plan {
 }
 
 /// The same with these networks.
-fn plan_in(engine: &Engine, id: PodId, net: &NetMode) -> gantry_contract::plan::Plan {
+pub(crate) fn plan_in(engine: &Engine, id: PodId, net: &NetMode) -> gantry_contract::plan::Plan {
     let host = crate::pods::plan_net::host(&engine.options.network, engine.store.layout());
     let pod_dir = engine.pod_dir(id).to_string_lossy().into_owned();
     gantry_contract::plan::Plan { net: crate::pods::plan_net::net(net, Vec::new(), host).unwrap(), pod_dir, ..plan(id) }
@@ -531,7 +534,7 @@ fn a_start_resolves_the_networks_again() {
     let row = engine.step(&row, Change::along(Edge::Prepare)).unwrap().unwrap();
     let row = engine.step(&row, Change::along(Edge::Prepared(Timestamp(1)))).unwrap().unwrap();
     // The row did not have the plan: a start that was killed between the two writes.
-    let row = engine.resolve_plan(row, None).unwrap().0;
+    let row = engine.resolve_plan(row, engine.plan(id).unwrap(), None).unwrap().0;
     assert_eq!((&row.net, engine.store.pod(id).unwrap().unwrap().net), (&NetMode::default(), NetMode::default()));
     let said = |engine: &Engine| match engine.plan(id).unwrap().net {
         Net::Networks(networks) => networks,
@@ -539,15 +542,15 @@ fn a_start_resolves_the_networks_again() {
     };
     // Another network, and another way in which they are run: both at the next start, and the ports stay.
     engine.options.network.use_plugins = true;
-    let row = engine.resolve_plan(row, Some("a,b".parse().unwrap())).unwrap().0;
+    let row = engine.resolve_plan(row, engine.plan(id).unwrap(), Some("a,b".parse().unwrap())).unwrap().0;
     assert_eq!(row.net.to_string(), "a,b");
     let networks = said(&engine);
     assert_eq!((networks.ports, networks.host.use_plugins, networks.wanted.len()), (vec![port], true, 2));
     engine.options.network.use_plugins = false;
-    let row = engine.resolve_plan(row, None).unwrap().0;
+    let row = engine.resolve_plan(row, engine.plan(id).unwrap(), None).unwrap().0;
     assert!(!said(&engine).host.use_plugins);
     for none in [NetMode::None, NetMode::Host] {
-        let refused = engine.resolve_plan(row.clone(), Some(none)).unwrap_err();
+        let refused = engine.resolve_plan(row.clone(), engine.plan(id).unwrap(), Some(none)).unwrap_err();
         assert_eq!(gantry_model::Kind::kind(&refused), gantry_model::ErrorKind::Invalid, "{refused}");
     }
     assert_eq!(engine.store.pod(id).unwrap().unwrap().net.to_string(), "a,b");

@@ -130,7 +130,13 @@ impl Engine {
         if pod_dir::is_to_be_removed(&dir) {
             return Err(StartError::Removed(id));
         }
-        self.check_runs_nowhere_else(id, &row.cgroup)?;
+        let plan = match self.plan_to_start(&row) {
+            Err(error) if !is_requested => {
+                let _tried_again_at_once = self.postpone_start(&row, &error);
+                return Err(error);
+            }
+            read => read?,
+        };
         let _until_recorded = self.share_lock(id, &lock)?;
         pod_dir::forget_start(&dir)?;
         let restart = Some(row.restart.before_start(is_requested));
@@ -140,7 +146,15 @@ impl Engine {
         if !matches!(row.phase, Phase::Starting { .. }) {
             return Err(StartError::Busy(id));
         }
-        self.spawn_again(row, lock).map(Some).inspect_err(|error| self.clean_up_failed_restart(id, error))
+        self.spawn_again(row, plan, lock).map(Some).inspect_err(|error| self.clean_up_failed_restart(id, error))
+    }
+
+    /// Has gantryd try again later to start a pod that cannot be started now. The pod is as before, but for its wait.
+    fn postpone_start(&self, row: &PodRow, error: &StartError) -> Result<(), PodError> {
+        let restart = row.restart.before_start(false).after_failed_start(failure_reason(error), gantry_store::now());
+        // If another process has changed the row, its change counts.
+        let _changed = self.store.set_restart(row.id, row.generation, restart, false)?;
+        Ok(())
     }
 
     /// The row of a pod whose lock the caller holds, so that no supervisor runs: records the end of the last run, if
@@ -158,11 +172,11 @@ impl Engine {
     }
 
     /// Spawns the supervisor of a pod whose row says Starting, and waits until it is ready.
-    fn spawn_again(&self, row: PodRow, lock: PodLock) -> Result<Running, StartError> {
+    fn spawn_again(&self, row: PodRow, plan: Plan, lock: PodLock) -> Result<Running, StartError> {
         let (id, dir) = (row.id, self.pod_dir(row.id));
         // The end of the last run may not have removed all.
         self.remove_leftovers(id, &row.cgroup);
-        let (row, plan) = self.resolve_plan(row, None)?;
+        let (row, plan) = self.resolve_plan(row, plan, None)?;
         let plan = self.restart_plan(&row, plan)?;
         if plan.apps.is_empty() && !plan.sandbox {
             return Err(StartError::NoApps(id));
@@ -219,7 +233,7 @@ impl Engine {
     /// Moves a pod whose start failed back to Exited. The caller holds the lock, or the pod has no directory.
     pub(crate) fn record_failed_start(&self, row: &PodRow, failure: String) -> Result<Option<PodRow>, PodError> {
         self.remove_leftovers(row.id, &row.cgroup);
-        if self.row_writes.are_enabled() {
+        if self.row_writes.are_enabled() && self.has_pod_dir(row.id) {
             pod_dir::forget_start(&self.pod_dir(row.id))?;
         }
         let mut row = row.clone();
@@ -275,5 +289,41 @@ impl Engine {
         let is_decided = |phase: &Phase| !matches!(phase, Phase::Starting { .. });
         let view = self.wait_until(id, deadline, is_decided)?;
         view.map_or_else(|| self.reconcile_pod(id), |view| Ok(*view.row))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gantry_contract::files;
+    use gantry_model::restart::PodRestart;
+
+    use super::*;
+    use crate::pods::reconcile::tests::{embryo, engine, exited, plan_in, ready, write_journal};
+
+    /// gantryd tries again later, but not at once.
+    #[test]
+    fn refused_starts_change_only_the_wait() {
+        let temp = tempfile::tempdir().unwrap();
+        let (engine, image) = engine(temp.path());
+        let (row, lock) = embryo(&engine, &image, 1);
+        let (id, dir) = (row.id, engine.pod_dir(row.id));
+        let mut plan = plan_in(&engine, id, &gantry_model::NetMode::None);
+        plan.pod_dir = temp.path().display().to_string();
+        pod_dir::fill(&dir, &plan).unwrap();
+        write_journal(&engine, id, vec![Fact::Ready(ready()), exited(3), Fact::Ended]);
+        drop(lock);
+        let row = engine.reconcile_pod(id).unwrap();
+        let due = PodRestart { at: Some(Timestamp(1)), ..PodRestart::default() };
+        let Moved::Yes(Some(row)) = engine.store.set_restart(id, row.generation, due, false).unwrap() else { panic!() };
+        let events = || engine.store.events_after(0, 100).unwrap().len();
+        let before = (row.phase, events());
+        for start in [Engine::start_again, Engine::start_waiting_pod] {
+            assert!(matches!(start(&engine, id), Err(StartError::PreparedElsewhere { .. })));
+            let row = engine.store.pod(id).unwrap().unwrap();
+            assert_eq!((row.phase, events()), before);
+            assert!(dir.join(files::JOURNAL).exists());
+        }
+        let restart = engine.store.pod(id).unwrap().unwrap().restart;
+        assert!(restart.at.is_some_and(|at| at > gantry_store::now()) && restart.tries == 1, "{restart:?}");
     }
 }

@@ -157,13 +157,8 @@ impl Engine {
     fn is_being_removed(&self, id: PodId) -> Result<bool, PodError> {
         let row = self.store.pod(id)?;
         Ok(row.is_none_or(|row| match row.phase {
-            Phase::Exited { .. } | Phase::AbortedPrepare { .. } => pod_dir::is_to_be_removed(&self.pod_dir(id)),
             Phase::Garbage { deleting, .. } => deleting.is_some(),
-            Phase::Embryo
-            | Phase::Preparing
-            | Phase::Prepared { .. }
-            | Phase::Running { .. }
-            | Phase::Starting { .. } => false,
+            other => other.is_over() && pod_dir::is_to_be_removed(&self.pod_dir(id)),
         }))
     }
 
@@ -189,7 +184,7 @@ impl Engine {
         // Read under the lock: the pod cannot be started from here on. The journal goes with the directory.
         let row = self.store.pod(id)?;
         let journal = match row.as_ref().map(|row| &row.phase) {
-            Some(Phase::Running { .. }) => self.journal(id)?,
+            Some(Phase::Running { .. }) if lock.is_some() => self.journal(id)?,
             // Only a running pod has facts that its row lacks.
             _ => Arc::default(),
         };
@@ -202,7 +197,8 @@ impl Engine {
             other => (other?.flatten(), false),
         };
         if lock.is_none() {
-            // Before anything could follow a link.
+            // Before the steps below, which would follow a link. A record of networks behind it is out of reach then:
+            // `gc` releases them.
             self.store.unlink_pod_entry(id, sync != RemovalSync::Nothing)?;
         }
         // Try both. The processes first, since they may be plugins of a killed supervisor.

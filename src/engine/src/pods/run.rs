@@ -66,7 +66,7 @@ pub enum StartError {
     /// Its directory was removed or moved away.
     #[error("pod {0} has no directory and cannot be started: put it back, or remove the pod with 'gantry rm {0}'")]
     NoDirectory(PodId),
-    /// This data directory is a copy of the one in which it was prepared, or that was moved.
+    /// This data directory is a copy of the one in which it was prepared, or was moved.
     #[error(
         "pod {id} was prepared in {} and can only be started there: prepare it again, or move the data directory back",
         .other.display()
@@ -174,15 +174,15 @@ impl AsFd for Running {
 }
 
 impl Embryo<'_> {
-    /// Starts the pod.
+    /// Starts the pod with the options of its request.
     ///
     /// # Errors
     /// [`StartError`]. A pod whose supervisor could not start it stays as an aborted preparation, with the reason,
     /// unless it is to be removed when it has ended. After any other failure nothing is left of it.
-    pub fn start(self, options: RunOptions) -> Result<Running, StartError> {
+    pub fn start(self) -> Result<Running, StartError> {
         let Self { engine, parts, undo } = self;
-        let id = parts.row.id;
-        let started = engine.start_embryo(parts, options);
+        let (id, options) = (parts.row.id, parts.options);
+        let started = engine.start_embryo(parts);
         match &started {
             Ok(_) => undo.disarm(),
             Err(StartError::Supervisor(error)) if !options.remove => {
@@ -207,9 +207,9 @@ impl Engine {
         let shared = self.share_lock(id, &lock)?;
         // Under the lock the row stays true.
         let row = prepared(self.row_under_lock(id)?)?;
-        self.check_runs_nowhere_else(id, &row.cgroup)?;
+        let plan = self.plan_to_start(&row)?;
         let dir = self.pod_dir(id);
-        let (row, plan) = self.resolve_plan(row, net)?;
+        let (row, plan) = self.resolve_plan(row, plan, net)?;
         storage_limit::check_limits(&dir, &plan.apps)?;
         pod_dir::forget_start(&dir)?;
         if options.remove {
@@ -246,6 +246,15 @@ impl Engine {
         }
     }
 
+    /// The plan of a pod whose lock the caller holds and which is to be started. Fails, and changes nothing, if it runs
+    /// from, or was prepared in, another data directory.
+    pub(crate) fn plan_to_start(&self, row: &PodRow) -> Result<Plan, StartError> {
+        self.check_runs_nowhere_else(row.id, &row.cgroup)?;
+        let plan = self.plan(row.id)?;
+        self.check_prepared_here(row.id, &plan)?;
+        Ok(plan)
+    }
+
     /// Fails unless the plan is of this data directory. All of its paths are absolute: a supervisor would use the files
     /// of another one, without the lock there.
     fn check_prepared_here(&self, id: PodId, plan: &Plan) -> Result<(), StartError> {
@@ -260,9 +269,12 @@ impl Engine {
 
     /// Updates the networks in a pod's plan to `net` and to the present configuration. The plan is written first:
     /// killed in between, the next start finds the row behind the plan and updates it. Returns both.
-    pub(crate) fn resolve_plan(&self, row: PodRow, net: Option<NetMode>) -> Result<(PodRow, Plan), StartError> {
-        let mut written = self.plan(row.id)?;
-        self.check_prepared_here(row.id, &written)?;
+    pub(crate) fn resolve_plan(
+        &self,
+        row: PodRow,
+        mut written: Plan,
+        net: Option<NetMode>,
+    ) -> Result<(PodRow, Plan), StartError> {
         let net = net.unwrap_or_else(|| plan_net::mode(&written.net));
         if written.user_ids.is_some() && net == NetMode::Host {
             let why = "--net=host cannot be combined with a user namespace of the pod's own";
@@ -284,19 +296,14 @@ impl Engine {
     }
 
     /// Starts the supervisor of a new pod, and completes the pod's files and row while it works.
-    fn start_embryo(&self, embryo: EmbryoParts, options: RunOptions) -> Result<Running, StartError> {
-        let EmbryoParts { row, spec, plan, owner, is_to_be_removed } = embryo;
+    fn start_embryo(&self, embryo: EmbryoParts) -> Result<Running, StartError> {
+        let EmbryoParts { row, spec, plan, owner, options } = embryo;
         let (id, dir) = (row.id, self.pod_dir(row.id));
         pod_dir::fill(&dir, &plan)?;
-        if options.remove && !is_to_be_removed {
-            pod_dir::remove_when_ended(&dir)?;
-        }
-        let (mut spawned, show) = match owner {
-            EmbryoOwner::Engine(lock) => (self.spawn(id, &dir, lock, options.show)?, options.show),
+        let mut spawned = match owner {
+            EmbryoOwner::Engine(lock) => self.spawn(id, &dir, lock, options.show)?,
             EmbryoOwner::Supervisor(waiting) => {
-                let show = waiting.show;
-                let started = waiting.start(&plan);
-                (started.map_err(|error| supervisor::attempt(id).io("pass on the plan", error))?, show)
+                waiting.start(&plan).map_err(|error| supervisor::attempt(id).io("pass on the plan", error))?
             }
         };
         // Read the start reply whatever fails here: the supervisor is never left running unobserved.
@@ -313,7 +320,7 @@ impl Engine {
         }
         let ready = self.read_start_reply(&mut spawned)?;
         // Opened before the row says Running: from then on the pod can end and be removed at any time.
-        let end = self.watch_end_if_shown(show, &row);
+        let end = self.watch_end_if_shown(options.show, &row);
         match written.and_then(|row| Ok((end?, self.mark_running(row, &ready)?))) {
             Ok((end, Some(_))) => Ok(running(spawned, ready, end)),
             Ok((_, None)) => {

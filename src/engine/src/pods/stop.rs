@@ -42,11 +42,23 @@ pub enum StopError {
     /// The pod does not end.
     #[error("pod {0} does not end after its supervisor was killed: a process of it is stuck in the kernel")]
     Stuck(PodId),
-    /// It has ended, and a process does not release it: the one that started it was stopped (SIGSTOP), for example.
+    /// It has ended, and another process still holds its directory.
     #[error(
-        "pod {id} has ended, but process {pid} ('{command}') still holds its directory: continue or end that process"
+        "pod {id} has ended, but process {pid} ('{command}') still holds its directory: try again when it has finished"
     )]
     Held {
+        /// The pod.
+        id: PodId,
+        /// The process.
+        pid: u32,
+        /// The name of its command.
+        command: String,
+    },
+    /// As [`Self::Held`], by a process that was stopped (SIGSTOP), such as the command that started the pod.
+    #[error(
+        "pod {id} has ended, but process {pid} ('{command}'), which is stopped, holds its directory: continue or end it"
+    )]
+    HeldByStopped {
         /// The pod.
         id: PodId,
         /// The process.
@@ -72,7 +84,7 @@ impl Kind for StopError {
     fn kind(&self) -> ErrorKind {
         match self {
             Self::NotStarted { .. } => ErrorKind::Refused,
-            Self::Busy(_) | Self::Held { .. } => ErrorKind::Busy,
+            Self::Busy(_) | Self::Held { .. } | Self::HeldByStopped { .. } => ErrorKind::Busy,
             Self::Stuck(_) => ErrorKind::TimedOut,
             Self::Kill { source, .. } => ErrorKind::of_io(source),
             Self::Pod(error) => error.kind(),
@@ -162,6 +174,9 @@ impl Engine {
         let escalates = ended.is_none() && is_alive();
         if escalates {
             self.escalate(view)?;
+        }
+        if ended.is_none() {
+            // Its lock is free when the process that records the end has finished.
             ended = self.wait_or_gone(view, SLACK)?;
         }
         ended.map(|ended| (ended, escalates)).ok_or_else(|| self.unended(view))
@@ -171,11 +186,15 @@ impl Engine {
     fn unended(&self, view: &PodView) -> StopError {
         let id = view.row.id;
         let cgroups = self.pod_cgroups(&view.row.cgroup).unwrap_or_default();
-        let runs = view.supervisor().is_some_and(|supervisor| self.may_run(supervisor))
-            || cgroups.iter().any(|cgroup| has_processes(cgroup));
+        if view.supervisor().is_some_and(|supervisor| self.may_run(supervisor))
+            || cgroups.iter().any(|cgroup| has_processes(cgroup))
+        {
+            return StopError::Stuck(id);
+        }
         match self.find_lock_holder(id) {
-            Some(LockHolder { pid, command }) if !runs => StopError::Held { id, pid, command },
-            _ => StopError::Stuck(id),
+            Some(LockHolder { pid, command, is_stopped: true }) => StopError::HeldByStopped { id, pid, command },
+            Some(LockHolder { pid, command, is_stopped: false }) => StopError::Held { id, pid, command },
+            None => StopError::Stuck(id),
         }
     }
 

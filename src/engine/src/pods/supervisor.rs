@@ -62,8 +62,6 @@ pub(crate) struct WaitingSupervisor {
     spawned: Option<Spawned>,
     /// The writing end of its stdin.
     plan: Option<File>,
-    /// The output that it was spawned with.
-    pub(crate) show: Show,
 }
 
 impl WaitingSupervisor {
@@ -170,7 +168,7 @@ impl WaitingLaunch {
     pub(crate) fn spawn_beside<T>(self, beside: impl FnOnce() -> T) -> (Result<WaitingSupervisor, StartError>, T) {
         const STACK: usize = 256 << 10;
         let Self { launch, plan } = self;
-        let (id, show) = (launch.id, launch.show);
+        let id = launch.id;
         let (sender, receiver) = mpsc::sync_channel(1);
         let spawning = thread::Builder::new().name("spawn".to_owned()).stack_size(STACK).spawn(move || {
             let (spawned, mount) = match launch.execute() {
@@ -185,8 +183,7 @@ impl WaitingLaunch {
         let done = beside();
         let spawned = spawning.and_then(|_detached| receiver.recv().map_err(io::Error::other));
         let spawned = spawned.map_err(|error| attempt(id).io("spawn its supervisor in a thread", error).into());
-        let waiting =
-            spawned.flatten().map(|spawned| WaitingSupervisor { spawned: Some(spawned), plan: Some(plan), show });
+        let waiting = spawned.flatten().map(|spawned| WaitingSupervisor { spawned: Some(spawned), plan: Some(plan) });
         (waiting, done)
     }
 }

@@ -118,7 +118,7 @@ impl Engine {
     /// Gives up the preparation of a pod: removes its resources from the host, then records the phase.
     pub(crate) fn abort(&self, row: &PodRow, failure: Option<String>) -> Result<Option<PodRow>, PodError> {
         self.remove_leftovers(row.id, &row.cgroup);
-        if self.row_writes.are_enabled() {
+        if self.row_writes.are_enabled() && self.has_pod_dir(row.id) {
             self.remove_temporary_files(row.id);
         }
         self.step(row, Change { failure, ..Change::along(Edge::Aborted(gantry_store::now())) })
@@ -147,8 +147,10 @@ impl Engine {
         if !is_elsewhere {
             self.remove_cgroups_or_leave(&row.cgroup);
         }
+        // What is in place of a directory is not followed. A journal with the end is in one.
+        let has_dir = has_end(journal) || self.has_pod_dir(row.id);
         // A supervisor that ended by itself has detached its networks; where a plugin hung, it would hang again.
-        if !has_end(journal) {
+        if !has_end(journal) && has_dir {
             if !is_elsewhere {
                 self.network_down_or_leave(row.id);
             }
@@ -157,7 +159,7 @@ impl Engine {
                 let _left_for_doctor = repair::repair(&self.pod_dir(row.id), row);
             }
         }
-        if self.row_writes.are_enabled() {
+        if self.row_writes.are_enabled() && has_dir {
             self.remove_temporary_files(row.id);
         }
         let Some(mut row) = self.record_readiness(row.clone(), journal)? else { return Ok(None) };
@@ -192,7 +194,9 @@ impl Engine {
             return;
         }
         self.remove_cgroups_or_leave(cgroup);
-        self.network_down_or_leave(id);
+        if self.has_pod_dir(id) {
+            self.network_down_or_leave(id);
+        }
     }
 
     /// Removes the pod's cgroups. Failure does not keep the row from being moved: `rm`, `gc` and `doctor` try again.

@@ -24,6 +24,7 @@ use gantry_model::{ErrorKind, PodId};
 use serde::{Deserialize, Serialize};
 
 use crate::pods::plan::PlanError;
+use crate::pods::pod_dir::is_absent;
 use crate::pods::prepare::PrepareError;
 use crate::{Engine, PodError};
 
@@ -122,7 +123,7 @@ fn assigned(pods: &Path, own: PodId) -> Result<Vec<(String, Assigned)>, PodError
                 let assigned = serde_json::from_slice(&bytes).map_err(io::Error::from).map_err(failed(&path))?;
                 all.push((name, assigned));
             }
-            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {}
+            Err(error) if is_absent(&error) => {}
             Err(error) => return Err(failed(&path)(error)),
         }
     }

@@ -86,13 +86,78 @@ impl Ended {
 #[derive(Debug, Default)]
 pub(crate) struct LastSeen {
     row: Option<PodRow>,
-    /// The supervisor of its last run, and that run's journal.
-    run: Option<(Process, EndWatch)>,
+    /// The last run that was seen.
+    run: Option<WatchedRun>,
+}
+
+/// A run of a pod, and its journal.
+#[derive(Debug)]
+struct WatchedRun {
+    supervisor: Process,
+    /// The number of the event of its start; `None`: it was trimmed.
+    start_event: Option<u64>,
+    end: EndWatch,
+}
+
+/// A pod that is waited for. It may be removed as soon as it has ended (`run --rm`): each wait still returns that end,
+/// if [`Self::look`] or an earlier wait has seen the pod.
+pub struct PodWait<'e> {
+    pub(crate) engine: &'e Engine,
+    pub(crate) id: PodId,
+    pub(crate) seen: LastSeen,
+}
+
+impl PodWait<'_> {
+    /// The pod.
+    #[must_use]
+    pub fn id(&self) -> PodId {
+        self.id
+    }
+
+    /// Looks at the pod before another one is waited for. `watches_run`: also opens the journal of its run, which has
+    /// the ends of its apps, until this value is dropped.
+    ///
+    /// # Errors
+    /// [`PodError`]. A pod that is gone is no failure here.
+    pub fn look(&mut self, watches_run: bool) -> Result<(), PodError> {
+        if let Some(row) = self.engine.store.pod(self.id)? {
+            match watches_run {
+                true => self.engine.remember(&row, &mut self.seen)?,
+                false => self.seen.row = Some(row),
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until the pod is in a final phase. `None`: the deadline passed.
+    ///
+    /// # Errors
+    /// [`PodError`], also when the pod is gone by then and never ran.
+    pub fn exited(&mut self, deadline: Option<Duration>) -> Result<Option<PodView>, PodError> {
+        self.until(deadline, Phase::is_final)
+    }
+
+    /// Waits until the pod runs, or never will, as [`Self::exited`] does.
+    ///
+    /// # Errors
+    /// As [`Self::exited`].
+    pub fn running(&mut self, deadline: Option<Duration>) -> Result<Option<PodView>, PodError> {
+        self.until(deadline, |phase| matches!(phase, Phase::Running { .. }) || phase.is_final())
+    }
+
+    fn until(
+        &mut self,
+        deadline: Option<Duration>,
+        reached: impl Fn(&Phase) -> bool,
+    ) -> Result<Option<PodView>, PodError> {
+        let Self { engine, id, seen } = self;
+        engine.wait_looking(|| engine.status_or_end(*id, seen), Deadline::from(deadline), reached)
+    }
 }
 
 /// The end of a run whose journal was kept open.
-fn outcome_of_watched(apps: &[(AppName, AppState)], journal: &Parsed, watch: &EndWatch) -> Outcome {
-    let observation = Observation { now: gantry_store::now(), restarted: false, sandbox: watch.sandbox };
+fn outcome_of_watched(apps: &[(AppName, AppState)], journal: &Parsed, sandbox: bool) -> Outcome {
+    let observation = Observation { now: gantry_store::now(), restarted: false, sandbox };
     outcome::outcome(apps, journal, observation)
 }
 
@@ -168,7 +233,7 @@ impl Engine {
             return Ok(Ended { end, out_of_memory: Vec::new() });
         }
         let apps: Vec<_> = AppHistories::from_journal(&journal).names().map(|app| (app, AppState::Waiting)).collect();
-        let outcome = outcome_of_watched(&apps, &journal, watch);
+        let outcome = outcome_of_watched(&apps, &journal, watch.sandbox);
         Ok(Ended::new(outcome.end, outcome.apps.states))
     }
 
@@ -195,62 +260,79 @@ impl Engine {
     /// [`PodError`], also when the pod is gone and never ran.
     pub(crate) fn status_or_end(&self, id: PodId, seen: &mut LastSeen) -> Result<PodView, PodError> {
         if let Some(row) = self.store.pod(id)? {
-            self.remember(&row, seen);
+            self.remember(&row, seen)?;
             if let Some(row) = self.reconcile(row)? {
                 return Ok(self.view(row));
             }
         }
-        let row = seen.row.take().ok_or(PodError::NotFound(id.into()))?;
+        let row = seen.row.clone().ok_or(PodError::NotFound(id.into()))?;
         self.end_of_removed(row, seen).map(|row| self.view(row))
     }
 
     /// Keeps the row, and the journal of a run that it shows for the first time.
-    fn remember(&self, row: &PodRow, seen: &mut LastSeen) {
+    fn remember(&self, row: &PodRow, seen: &mut LastSeen) -> Result<(), PodError> {
         if let Phase::Running { supervisor, .. } = &row.phase
-            && seen.run.as_ref().is_none_or(|(watched, _)| watched != supervisor)
+            && seen.run.as_ref().is_none_or(|run| run.supervisor != *supervisor)
         {
-            // Without it, the event has the end of the pod.
-            seen.run = self.watch_end_of(row.id, row.sandbox).ok().map(|watch| (supervisor.clone(), watch));
+            // Before the journal is opened: if the pod has been started again by now, the journal names another
+            // supervisor.
+            let start_event = self.last_start(row.id)?;
+            let run = |end| WatchedRun { supervisor: supervisor.clone(), start_event, end };
+            // Without the journal, the event has the end of the pod.
+            seen.run = self.watch_end_of(row.id, row.sandbox).ok().map(run);
         }
         seen.row = Some(row.clone());
+        Ok(())
     }
 
-    /// The row of a removed pod, as it was after its end.
+    /// The number of the event of the pod's last start.
+    fn last_start(&self, id: PodId) -> Result<Option<u64>, PodError> {
+        let event = self.store.last_event(EventKind::PodStarted, &id.to_string())?;
+        Ok(event.map(|event| event.seq))
+    }
+
+    /// The journal of a run. `None`: it is that of another run, or the pod was started again since.
+    fn journal_of_last_run<'a>(&self, run: &'a WatchedRun) -> Result<Option<Cow<'a, Parsed>>, PodError> {
+        let journal = self.read_watched(&run.end)?;
+        let Process { pid, start_ticks, .. } = run.supervisor;
+        let is_of_run =
+            ready_record(&journal).is_some_and(|ready| (ready.supervisor, ready.start_ticks) == (pid, start_ticks));
+        let is_last = is_of_run && self.last_start(run.end.id)? == run.start_event;
+        Ok(is_last.then_some(journal))
+    }
+
+    /// The row of a removed pod, as it was after its end: from the journal of its last run if that has the end, else
+    /// from its event. Apps whose ends are unknown are lost.
     fn end_of_removed(&self, mut row: PodRow, seen: &LastSeen) -> Result<PodRow, PodError> {
-        let mut ended = self.recorded_end(row.id)?;
-        if let Some((_, watch)) = &seen.run {
-            let journal = self.read_watched(watch)?;
-            // Otherwise, the event knows more.
-            if has_end(&journal) || ended.is_none() {
-                let apps: Vec<_> = row.apps.iter().map(|app| (app.name.clone(), app.state)).collect();
-                let outcome = outcome_of_watched(&apps, &journal, watch);
-                outcome.apps.apply_to(&mut row.apps, |app| &app.name, AppRow::set_state);
-                ended = Some((outcome.at, outcome.end));
-            }
+        let recorded = self.recorded_end(row.id)?;
+        let journal = seen.run.as_ref().map_or(Ok(None), |run| self.journal_of_last_run(run))?;
+        if recorded.is_none() && journal.is_none() {
+            return Err(PodError::NotFound(row.id.into()));
         }
-        let (at, end) = ended.ok_or(PodError::NotFound(row.id.into()))?;
+        let journal = journal.unwrap_or_default();
+        let apps: Vec<_> = row.apps.iter().map(|app| (app.name.clone(), app.state)).collect();
+        let outcome = outcome_of_watched(&apps, &journal, row.sandbox);
+        outcome.apps.apply_to(&mut row.apps, |app| &app.name, AppRow::set_state);
+        let (at, end) = match recorded {
+            Some(recorded) if !has_end(&journal) => recorded,
+            _ => (outcome.at, outcome.end),
+        };
         let started = row.phase.started_at().unwrap_or(at);
         Ok(PodRow { phase: Phase::Exited { started, at, end }, paused: false, ..row })
     }
 
-    /// Waits until the pod is in a final phase; for a pod of `run --rm` that another process removes, returns its end.
-    /// `None`: the deadline passed.
-    ///
-    /// # Errors
-    /// [`PodError`], also when the pod is gone by then and never ran.
-    pub fn wait(&self, id: PodId, deadline: Option<Duration>) -> Result<Option<PodView>, PodError> {
-        let mut seen = LastSeen::default();
-        self.wait_looking(|| self.status_or_end(id, &mut seen), Deadline::from(deadline), Phase::is_final)
+    /// A pod to wait for, at which no wait has looked yet.
+    #[must_use]
+    pub fn pod_wait(&self, id: PodId) -> PodWait<'_> {
+        PodWait { engine: self, id, seen: LastSeen::default() }
     }
 
-    /// Waits until the pod runs, or never will, as [`Self::wait`] does.
+    /// [`PodWait::exited`] for a pod that is waited for once.
     ///
     /// # Errors
-    /// As [`Self::wait`].
-    pub fn wait_ready(&self, id: PodId, deadline: Option<Duration>) -> Result<Option<PodView>, PodError> {
-        let ready = |phase: &Phase| matches!(phase, Phase::Running { .. }) || phase.is_final();
-        let mut seen = LastSeen::default();
-        self.wait_looking(|| self.status_or_end(id, &mut seen), Deadline::from(deadline), ready)
+    /// As [`PodWait::exited`].
+    pub fn wait(&self, id: PodId, deadline: Option<Duration>) -> Result<Option<PodView>, PodError> {
+        self.pod_wait(id).exited(deadline)
     }
 
     /// Waits until the pod is in such a phase. `None`: the deadline passed. Fails when the pod is gone by then.
@@ -289,5 +371,71 @@ impl Engine {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gantry_contract::start::{Ready, Started};
+    use gantry_model::{AppOutcome, Edge};
+    use gantry_store::Change;
+
+    use super::*;
+    use crate::pods::reconcile::tests::{embryo, engine, exited, ready, write_journal};
+
+    /// The supervisor replaced the journal after it was opened.
+    #[test]
+    fn outdated_journals_yield_to_the_event() {
+        let temp = tempfile::tempdir().unwrap();
+        let (engine, image) = engine(temp.path());
+        let (row, lock) = embryo(&engine, &image, 1);
+        let id = row.id;
+        let mut pod = engine.pod_wait(id);
+        write_journal(&engine, id, vec![Fact::Ready(ready())]);
+        engine.mark_running(row, &ready()).unwrap();
+        pod.look(true).unwrap();
+        write_journal(&engine, id, vec![Fact::Ready(ready()), exited(3), Fact::Ended]);
+        drop(lock);
+        engine.reconcile_pod(id).unwrap();
+        engine.dispose(id).unwrap();
+        let row = pod.exited(None).unwrap().unwrap().row;
+        assert_eq!(row.phase.end().unwrap().1.exit_code, 3);
+        let AppState::Exited { end, .. } = row.apps[0].state else { panic!("{:?}", row.apps[0].state) };
+        assert_eq!(end.how, AppOutcome::Lost, "the end of the app is not in the event");
+        // A wait after it, and a pod that was never seen.
+        assert!(pod.exited(None).unwrap().is_some());
+        assert!(matches!(engine.wait(id, None), Err(PodError::NotFound(_))));
+    }
+
+    #[test]
+    fn earlier_runs_do_not_count() {
+        let temp = tempfile::tempdir().unwrap();
+        let (engine, image) = engine(temp.path());
+        let (row, lock) = embryo(&engine, &image, 1);
+        let id = row.id;
+        let mut pod = engine.pod_wait(id);
+        write_journal(&engine, id, vec![Fact::Ready(ready()), exited(3), Fact::Ended]);
+        engine.mark_running(row, &ready()).unwrap();
+        pod.look(true).unwrap();
+        drop(lock);
+        let row = engine.reconcile_pod(id).unwrap();
+        assert_eq!(row.phase.end().unwrap().1.exit_code, 3);
+
+        let row = engine.step(&row, Change::along(Edge::Restart)).unwrap().unwrap();
+        let app = Started { attempt: 1, ..ready().apps.remove(0) };
+        let again = Ready { start_ticks: 2, apps: vec![app], ..ready() };
+        let end = Fact::AppExited {
+            app: "a".into(),
+            attempt: 1,
+            how: gantry_contract::ProcessExit::Code(4),
+            oom: false,
+            restart_at: None,
+        };
+        write_journal(&engine, id, vec![Fact::Ready(again.clone()), end, Fact::Ended]);
+        engine.mark_running(row, &again).unwrap();
+        engine.reconcile_pod(id).unwrap();
+        engine.dispose(id).unwrap();
+        let row = pod.exited(None).unwrap().unwrap().row;
+        assert_eq!(row.phase.end().unwrap().1.exit_code, 4);
     }
 }

@@ -13,6 +13,8 @@
 //! The store's `restore.rs` describes the steps of a restore; its rows are described in
 //! [`crate::recovery::adopt`]. Running pods are not affected: nothing here touches a locked one.
 
+use std::path::Path;
+
 use gantry_model::error::chain;
 use gantry_model::{ErrorKind, Kind as _, Timestamp};
 use gantry_store::{Backup, Damage, DataDir, Keeper, KeeperLock, Record};
@@ -193,13 +195,26 @@ pub(crate) fn restored(record: &Record) -> String {
         Some((path, at)) => format!("from {}, made {}", path.display(), shown(*at)),
         None => "from the directories of the pods alone, for there was no good backup".to_owned(),
     };
-    // A database that was missing left nothing. A directory that cannot be read is named.
-    let has_left_nothing = std::fs::read_dir(&record.aside).is_ok_and(|mut files| files.next().is_none());
-    let aside = match has_left_nothing {
-        true => String::new(),
-        false => format!("; the damaged one is in {}", record.aside.display()),
-    };
-    format!("{}; it was restored at {} {from}{aside}", record.damage, shown(record.at))
+    format!("{}; it was restored at {} {from}{}", record.damage, shown(record.at), damaged_in(record))
+}
+
+/// Where the damaged database is, as the end of a sentence. Empty for one that was missing.
+fn damaged_in(record: &Record) -> String {
+    if has_entries(&record.aside) {
+        return format!("; the damaged one is in {}", record.aside.display());
+    }
+    // A restore that was killed may have moved it to a directory of its own.
+    let Some(all) = record.aside.parent() else { return String::new() };
+    let dirs = std::fs::read_dir(all).into_iter().flatten().flatten();
+    match dirs.map(|dir| dir.path()).any(|dir| has_entries(&dir)) {
+        true => format!("; damaged ones are in {}", all.display()),
+        false => String::new(),
+    }
+}
+
+/// Whether a directory is not empty, or cannot be read.
+fn has_entries(dir: &Path) -> bool {
+    std::fs::read_dir(dir).map_or(true, |mut entries| entries.next().is_some())
 }
 
 fn images_since(record: &Record) -> String {
@@ -235,19 +250,25 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_database_is_in_no_directory() {
+    fn restores_name_the_damaged_database() {
         let temp = tempfile::tempdir().unwrap();
+        let damaged = temp.path().join("damaged");
+        for dir in ["killed", "now"] {
+            std::fs::create_dir_all(damaged.join(dir)).unwrap();
+        }
         let record = Record {
             at: Timestamp(0),
             damage: "the database is missing".to_owned(),
             backup: None,
-            aside: temp.path().to_owned(),
+            aside: damaged.join("now"),
             first_event: 1,
         };
         assert!(restored(&record).ends_with("for there was no good backup"), "{}", restored(&record));
-        std::fs::write(temp.path().join("gantry.db"), "").unwrap();
-        let want = format!("; the damaged one is in {}", temp.path().display());
-        assert!(restored(&record).ends_with(&want), "{}", restored(&record));
+        for (dir, want) in [("killed", "; damaged ones are in DIR"), ("now", "; the damaged one is in DIR/now")] {
+            std::fs::write(damaged.join(dir).join("gantry.db"), "").unwrap();
+            let want = want.replace("DIR", &damaged.display().to_string());
+            assert!(restored(&record).ends_with(&want), "{}", restored(&record));
+        }
     }
 
     #[test]

@@ -17,8 +17,10 @@ use super::values::ValueError;
 /// Whether a flag takes a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Arity {
-    /// No, but `--flag=false` is accepted; if [`Flag::value`] is not empty, the help shows that.
+    /// No, but `--flag=false` is accepted.
     Switch,
+    /// No, and `--flag=false` is its use, which the help shows.
+    OnByDefault,
     /// Yes: `--flag=value` or `--flag value`.
     Value,
     /// Optionally, as `--flag=value`.
@@ -71,7 +73,7 @@ impl Flag {
 
     /// Whether it takes no value, or a boolean one.
     pub(crate) fn is_switch(&self) -> bool {
-        self.arity == Arity::Switch
+        matches!(self.arity, Arity::Switch | Arity::OnByDefault)
     }
 
     /// Its name and aliases.
@@ -137,7 +139,7 @@ impl Flag {
 
     /// Marks a switch that is on unless it is `--flag=false`.
     const fn on_by_default(self) -> Self {
-        Self { value: "BOOL", ..self }
+        Self { arity: Arity::OnByDefault, value: "BOOL", ..self }
     }
 
     const fn optional(self) -> Self {
@@ -188,9 +190,9 @@ impl Flag {
             None => arg,
         };
         match self.arity {
-            Arity::Switch if self.value.is_empty() => arg.action(clap::ArgAction::SetTrue),
+            Arity::Switch => arg.action(clap::ArgAction::SetTrue),
             Arity::Value => arg.action(clap::ArgAction::Append).value_name(self.value),
-            Arity::Switch | Arity::Optional => {
+            Arity::OnByDefault | Arity::Optional => {
                 arg.action(clap::ArgAction::Append).value_name(self.value).num_args(0..=1).require_equals(true)
             }
         }

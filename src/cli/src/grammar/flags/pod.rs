@@ -122,7 +122,7 @@ pub(super) static FLAGS: &[Flag] = &[
         Ok(())
     })
     .of(&[AddApp]),
-    switch(Pod, &["detach"], "Print the pod's id when it is ready, and exit", |d, v| {
+    switch(Pod, &["detach"], "Print the pod's id when its apps have started, and exit", |d, v| {
         d.options.detach = values::boolean(v)?;
         Ok(())
     })
@@ -178,8 +178,7 @@ pub(super) static FLAGS: &[Flag] = &[
     })
     .of(OF_FETCH),
     valued(Pod, &["pull-policy", "pull"], "never|new|update|newer", "When to contact the registry (default new: if the image is not in the store); missing is new, always is update", |d, v| {
-        d.options.pull = Some(pull(v)?);
-        Ok(())
+        set_pull_policy(d, pull(v)?)
     })
     .of(OF_FETCH),
     switch(Pod, &["store-only"], "Same as --pull-policy=never, as in rkt", |d, v| {
@@ -210,7 +209,7 @@ pub(super) static FLAGS: &[Flag] = &[
     })
     .in_manifest()
     .of(OF_ALL),
-    valued(Pod, &["pod-manifest"], "FILE", "Read the whole pod from this file, as printed by 'gantry cat-manifest'", |d, v| {
+    valued(Pod, &["pod-manifest"], "FILE", "Read the whole pod from this file, as printed by 'gantry cat-manifest'; -: standard input", |d, v| {
         d.options.pod_manifest = Some(values::text(v)?.into());
         Ok(())
     })
@@ -334,19 +333,27 @@ fn pull(value: &str) -> Result<Pull, ValueError> {
         .or_else(|_| values::invalid(value, "never, new (or missing), update (or always) or newer"))
 }
 
+/// `--pull-policy`: the last one counts, but it may not contradict one of rkt's switches.
+fn set_pull_policy(draft: &mut Draft<'_>, policy: Pull) -> Result<(), ValueError> {
+    check_pull(draft.pull_switch, policy)?;
+    draft.options.pull = Some(policy);
+    Ok(())
+}
+
 /// rkt's switches for a policy.
 fn set_pull(draft: &mut Draft<'_>, value: &str, policy: Pull) -> Result<(), ValueError> {
     if !values::boolean(value)? {
         return Ok(());
     }
-    match draft.options.pull {
-        Some(other) if other != policy => {
-            Err(ValueError::Invalid("give one of --store-only, --no-store and --pull-policy".into()))
-        }
-        _ => {
-            draft.options.pull = Some(policy);
-            Ok(())
-        }
+    check_pull(draft.options.pull, policy)?;
+    (draft.options.pull, draft.pull_switch) = (Some(policy), Some(policy));
+    Ok(())
+}
+
+fn check_pull(earlier: Option<Pull>, policy: Pull) -> Result<(), ValueError> {
+    match earlier.is_some_and(|earlier| earlier != policy) {
+        true => Err(ValueError::Invalid("give one of --store-only, --no-store and --pull-policy".into())),
+        false => Ok(()),
     }
 }
 

@@ -142,6 +142,7 @@ fn values_without_equals_sign_are_explained() {
     for line in ["--sig-proxy false web:1", "--sig-proxy false lgo"] {
         assert!(options(line).value_hint.unwrap().contains("write --sig-proxy=false"), "{line}");
     }
+    assert!(options("--sig-proxy off web:1").value_hint.unwrap().contains("write --sig-proxy=off"));
     for line in ["--rm true web:1", "web --rm true", "--sig-proxy web:1", "--sig-proxy=false web:1"] {
         assert_eq!(options(line).value_hint, None, "{line}");
     }

@@ -2,6 +2,7 @@
 
 use gantry_model::net::{Dns, DnsSpec, HostsSpec, NetMode, PortSpec, PortTarget, Protocol};
 
+use super::super::network::ONE_POD;
 use super::{parsed, spec};
 
 #[test]
@@ -214,6 +215,20 @@ fn unsupported_flags_have_an_alternative() {
     refused(&[
         ("a --ip=10.0.0.2", "--ip is not supported: an address is an argument of its network: write --net=NAME:IP="),
         ("a --mac-address=x", "--mac-address is not supported: it is an argument of its network"),
+    ]);
+}
+
+#[test]
+fn advice_for_one_pod_is_valid() {
+    let lines = ONE_POD.split("gantry run ").skip(1).filter_map(|advice| advice.split(',').next());
+    let lines: Vec<String> = lines.map(|line| line.replacen("IMAGE", "a", 1).replacen("IMAGE", "b", 1)).collect();
+    assert_eq!(lines, ["a b", "a -- ARG --- b"]);
+    for line in lines {
+        assert_eq!(spec(&line).apps.len(), 2, "{line}");
+    }
+    refused(&[
+        ("a --pod=x", "--pod is not supported: apps that"),
+        ("a --net=container:x", "is not supported: apps that"),
     ]);
 }
 

@@ -101,7 +101,9 @@ pub(super) fn run(
     }
     let prepare = || {
         let prepare = Prepare::new(spec.clone(), PullPolicy::Never, &NoProgress)?;
-        let prepare = prepare.named(Some(name.clone())).to_be_started();
+        // Not `remove`: a sandbox that has ended stays until it is removed.
+        let options = RunOptions { show: Show::No, remove: false };
+        let prepare = prepare.named(Some(name.clone())).to_be_started(options);
         Ok(match networking.clone() {
             Some((network, settings)) => prepare.on_network(network, settings),
             None => prepare,
@@ -116,8 +118,7 @@ pub(super) fn run(
     };
     let pod = created.map_err(|error: PrepareError| from_error_with_fields(&error))?;
     let id = pod.id();
-    // Not `remove`: a sandbox that has ended stays until it is removed.
-    match pod.start(RunOptions { show: Show::No, remove: false }) {
+    match pod.start() {
         Ok(running) => supervisors.keep(running),
         Err(error) => {
             // The name must be free for the next try.
