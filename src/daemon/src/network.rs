@@ -47,7 +47,7 @@ impl Networking {
             (true, None) => self.resolver = start_resolver(settings, self.commits.clone()),
             (false, Some(running)) => {
                 running.drain(DRAIN_TIMEOUT);
-                info!("stopped resolving names of pods");
+                info!("stopped resolving host names and app names of pods");
             }
             (false, None) => {}
         }
@@ -72,7 +72,7 @@ fn start_resolver(settings: &Settings, commits: CommitWatcher) -> Option<gantry_
     match gantry_resolver::start(config, Arc::new(say)) {
         Ok(running) => Some(running),
         Err(error) => {
-            warn!("names of pods are not resolved: {:#}", anyhow::Error::from(error));
+            warn!("host names and app names of pods are not resolved: {:#}", anyhow::Error::from(error));
             None
         }
     }

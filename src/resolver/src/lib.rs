@@ -80,14 +80,14 @@ impl Note {
 impl fmt::Display for Note {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Listening(address) => write!(f, "resolving names of pods on {address}"),
+            Self::Listening(address) => write!(f, "resolving host names and app names of pods on {address}"),
             Self::Taken(address) => write!(
                 f,
-                "names of pods are not resolved on {address}: another server listens on its port {}",
+                "host names and app names of pods are not resolved on {address}: another server listens on its port {}",
                 upstream::PORT
             ),
             Self::Refused(address, error) => {
-                write!(f, "names of pods are not resolved on {address}: {error}; trying again")
+                write!(f, "host names and app names of pods are not resolved on {address}: {error}; trying again")
             }
             Self::Trouble(text) => write!(f, "resolver: {text}; the last state stays in use"),
         }

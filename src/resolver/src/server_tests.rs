@@ -62,7 +62,7 @@ impl Server {
     }
 
     fn wait_listening(&self) {
-        assert_eq!(self.note(), format!("resolving names of pods on {}", self.address.ip()));
+        assert_eq!(self.note(), format!("resolving host names and app names of pods on {}", self.address.ip()));
     }
 
     /// Asks as a pod does.
@@ -426,7 +426,7 @@ fn missing_addresses_are_bound_once_they_appear() {
     let there = free_address();
     let gateways = names(ip("192.0.2.77")).with_another(there.ip());
     server.state.send_replace(Arc::new(ResolverState { gateways: Arc::new(gateways), servers: Vec::new() }));
-    assert_eq!(server.note(), format!("resolving names of pods on {}", there.ip()));
+    assert_eq!(server.note(), format!("resolving host names and app names of pods on {}", there.ip()));
     server.end();
 }
 

@@ -25,10 +25,9 @@ struct Target<'a> {
     sampled: Timestamp,
 }
 
-impl Target<'_> {
-    fn sampled_ms(&self) -> i64 {
-        self.sampled.0 / 1_000_000
-    }
+/// The milliseconds of a time, as in samples.
+fn milliseconds(time: Timestamp) -> i64 {
+    time.0 / 1_000_000
 }
 
 /// A metric with one sample per target.
@@ -275,12 +274,12 @@ fn write_counts(
 ) {
     let mut family = out.family(bytes, Gauge, help);
     for (labels, usage) in counts {
-        family.sample_at(labels, Count(usage.bytes), usage.counted.0 / 1_000_000);
+        family.sample_at(labels, Count(usage.bytes), milliseconds(usage.counted));
     }
     let help = "Whether all of the tree was counted (1); else its bytes are a lower bound (0).";
     let mut family = out.family(complete, Gauge, help);
     for (labels, usage) in counts {
-        family.sample_at(labels, Count(usage.is_complete.into()), usage.counted.0 / 1_000_000);
+        family.sample_at(labels, Count(usage.is_complete.into()), milliseconds(usage.counted));
     }
 }
 
@@ -291,13 +290,13 @@ pub(super) fn write(out: &mut Exposition, pods: &[SampledPod]) {
     let mut family = out.family("container_cpu_usage_seconds_total", Counter, help);
     for target in &targets {
         let Some(cpu) = target.usage.cpu else { continue };
-        family.sample_at(&target.labels.with("cpu", "total"), Nanoseconds(cpu.total_ns), target.sampled_ms());
+        family.sample_at(&target.labels.with("cpu", "total"), Nanoseconds(cpu.total_ns), milliseconds(target.sampled));
     }
     for metric in target_metrics() {
         let mut family = out.family(metric.name, metric.kind, metric.help);
         for target in &targets {
             if let Some(value) = (metric.value)(target) {
-                family.sample_at(&target.labels, value, target.sampled_ms());
+                family.sample_at(&target.labels, value, milliseconds(target.sampled));
             }
         }
     }
@@ -330,7 +329,7 @@ fn targets(pod: &SampledPod) -> Vec<Target<'_>> {
     targets
 }
 
-/// Writes how often apps were started again, also of those that wait for their next start.
+/// Writes how often apps were started again, including apps that wait for their next start.
 fn write_restarts(out: &mut Exposition, pods: &[SampledPod]) {
     let help = "Starts of the container after its first one.";
     let mut family = out.family("gantry_container_restarts_total", Counter, help);
@@ -338,7 +337,7 @@ fn write_restarts(out: &mut Exposition, pods: &[SampledPod]) {
         for app in &view.row.apps {
             if let Some(attempt) = app.state.attempt() {
                 let labels = app_labels(&view.row, app);
-                family.sample_at(&labels, Count(attempt.into()), stats.sampled.0 / 1_000_000);
+                family.sample_at(&labels, Count(attempt.into()), milliseconds(stats.sampled));
             }
         }
     }
@@ -385,7 +384,11 @@ fn write_devices(out: &mut Exposition, targets: &[Target<'_>]) {
         for target in targets {
             for device in target.usage.io.iter().flatten() {
                 let Some(label) = names.get(&(device.major, device.minor)) else { continue };
-                family.sample_at(&target.labels.with("device", label), Count(value(device)), target.sampled_ms());
+                family.sample_at(
+                    &target.labels.with("device", label),
+                    Count(value(device)),
+                    milliseconds(target.sampled),
+                );
             }
         }
     }
@@ -409,7 +412,7 @@ fn write_interfaces(out: &mut Exposition, pods: &[SampledPod]) {
     for metric in INTERFACE_METRICS {
         let mut family = out.family(metric.name, Counter, metric.help);
         for (labels, interface, sampled) in &interfaces {
-            family.sample_at(labels, Count(metric.value_of(interface)), sampled.0 / 1_000_000);
+            family.sample_at(labels, Count(metric.value_of(interface)), milliseconds(*sampled));
         }
     }
 }
