@@ -8,6 +8,7 @@ use std::os::fd::AsFd as _;
 use std::time::Duration;
 
 use gantry_contract::journal::{Fact, Parsed};
+use gantry_model::phase::FormerPhase;
 use gantry_model::{AppName, AppState, EventKind, EventRecord, Phase, PodEnd, PodId, Process, Timestamp};
 use gantry_store::{AppRow, PodRow};
 
@@ -155,6 +156,18 @@ impl PodWait<'_> {
     }
 }
 
+/// The row as it was before the removal of the pod was begun: a wait that saw the pod run shows the same, however far
+/// another process has removed it.
+fn before_removal(row: PodRow) -> PodRow {
+    match row.phase {
+        Phase::Garbage { was: FormerPhase::Exited { started, at, end }, deleting: Some(_), .. } => {
+            PodRow { phase: Phase::Exited { started, at, end }, ..row }
+        }
+        // Its removal was not begun, or it had not run.
+        _ => row,
+    }
+}
+
 /// The end of a run whose journal was kept open.
 fn outcome_of_watched(apps: &[(AppName, AppState)], journal: &Parsed, sandbox: bool) -> Outcome {
     let observation = Observation { now: gantry_store::now(), restarted: false, sandbox };
@@ -262,7 +275,8 @@ impl Engine {
         if let Some(row) = self.store.pod(id)? {
             self.remember(&row, seen)?;
             if let Some(row) = self.reconcile(row)? {
-                return Ok(self.view(row));
+                let has_seen_it_run = seen.run.is_some();
+                return Ok(self.view(if has_seen_it_run { before_removal(row) } else { row }));
             }
         }
         let row = seen.row.clone().ok_or(PodError::NotFound(id.into()))?;
@@ -433,9 +447,14 @@ mod tests {
         };
         write_journal(&engine, id, vec![Fact::Ready(again.clone()), end, Fact::Ended]);
         engine.mark_running(row, &again).unwrap();
-        engine.reconcile_pod(id).unwrap();
+        let row = engine.reconcile_pod(id).unwrap();
+        let steps = [Edge::Marked, Edge::Deleting].map(|edge| Change::along(edge(gantry_store::now())));
+        engine.steps(&row, steps.into()).unwrap();
+        let being_removed = pod.exited(None).unwrap().unwrap().row.phase;
         engine.dispose(id).unwrap();
-        let row = pod.exited(None).unwrap().unwrap().row;
-        assert_eq!(row.phase.end().unwrap().1.exit_code, 4);
+        let removed = pod.exited(None).unwrap().unwrap().row.phase;
+        for phase in [being_removed, removed] {
+            assert!(matches!(&phase, Phase::Exited { end, .. } if end.exit_code == 4), "{phase:?}");
+        }
     }
 }
