@@ -28,6 +28,7 @@ pub mod device;
 pub mod file;
 pub mod inotify;
 pub mod lock;
+pub mod lock_holders;
 pub mod memory;
 pub mod mounts;
 pub mod parallel;

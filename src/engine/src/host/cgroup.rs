@@ -8,12 +8,13 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use gantry_host::cgroup::{self, Hierarchy};
+use gantry_host::lock_holders::{FileId, HeldLock};
 use gantry_model::cgroup::{CgroupManager, CgroupParent};
 use gantry_model::error::chain;
 use gantry_model::{ErrorKind, PodId};
 use gantry_store::Layout;
 
-use crate::host::lock_holder::{identity, locked_dir};
+use crate::host::lock_holder::locked_dir;
 use crate::host::process::Deadline;
 use crate::{Engine, EngineError, info};
 
@@ -98,17 +99,16 @@ impl Engine {
 
     /// The directory that the supervisor in the pod's cgroup has locked, unless it is the one of this data directory.
     fn find_other_pod_dir(&self, id: PodId, cgroup: &str) -> Option<PathBuf> {
-        let own = fs::metadata(self.pod_dir(id)).ok().filter(fs::Metadata::is_dir).map(|dir| identity(&dir));
+        let own = FileId::of_path(&self.pod_dir(id)).ok().filter(|_| self.pod_dir(id).is_dir());
         // Without a directory here, the one that was moved out of this data directory may be found.
         let is_elsewhere = |path: &Path| own.is_some() || is_in_data_dir(path, id) && path != self.pod_dir(id);
-        let is_other = |path: &Path, dir| Some(dir) != own && is_elsewhere(path);
+        let is_other = |held: &HeldLock| Some(held.file) != own && is_elsewhere(&held.path);
         // A supervisor joins only some of the hierarchies of v1.
         self.hierarchies().ok()?.iter().find_map(|hierarchy| {
             let path = dir_in(hierarchy, cgroup);
             let mut pids = fs::read_to_string(path.join("cgroup.procs")).ok()?;
             pids.push_str(&fs::read_to_string(path.join(SUPERVISOR_CGROUP).join("cgroup.procs")).unwrap_or_default());
-            let mut locked = pids.lines().filter_map(|pid| locked_dir(pid, id));
-            locked.find(|(path, dir)| is_other(path, *dir)).map(|(path, _)| path)
+            pids.lines().filter_map(|pid| locked_dir(pid, id)).find(is_other).map(|held| held.path)
         })
     }
 

@@ -1,10 +1,9 @@
-//! The processes that hold the lock on a pod directory. The lock does not name its holders: they are found by their
-//! descriptors.
+//! The processes that hold the lock on a pod directory.
 
 use std::fs;
-use std::os::unix::fs::MetadataExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
+use gantry_host::lock_holders::{FileId, HeldLock, held_locks};
 use gantry_model::PodId;
 use gantry_model::id::shown;
 
@@ -25,11 +24,11 @@ impl Engine {
     /// Another process that holds the lock on the directory of a pod, by a descriptor of its own or an inherited one.
     /// `None`: no process holds it now, or none can be examined.
     pub(crate) fn find_lock_holder(&self, id: PodId) -> Option<LockHolder> {
-        let own = identity(&fs::symlink_metadata(self.pod_dir(id)).ok()?);
+        let own = FileId::of_path(&self.pod_dir(id)).ok().filter(|_| self.has_pod_dir(id))?;
         let pids = fs::read_dir("/proc").ok()?.flatten();
         let mut pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
         pids.find(|pid| {
-            *pid != std::process::id() && locked_dir(&pid.to_string(), id).is_some_and(|(_, locked)| locked == own)
+            *pid != std::process::id() && locked_dir(&pid.to_string(), id).is_some_and(|held| held.file == own)
         })
         .map(|pid| {
             let command = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
@@ -38,27 +37,8 @@ impl Engine {
     }
 }
 
-/// Device and inode.
-type Identity = (u64, u64);
-
-/// Identifies a file under any path.
-pub(crate) fn identity(metadata: &fs::Metadata) -> Identity {
-    (metadata.dev(), metadata.ino())
-}
-
-/// The directory of a pod that a process has open and locked: its path, device and inode.
-pub(crate) fn locked_dir(pid: &str, id: PodId) -> Option<(PathBuf, Identity)> {
+/// The directory of a pod that a process has open and locked.
+pub(crate) fn locked_dir(pid: &str, id: PodId) -> Option<HeldLock> {
     let process = Path::new("/proc").join(pid);
-    let descriptors = fs::read_dir(process.join("fd")).ok()?;
-    descriptors.flatten().find_map(|descriptor| {
-        let path = fs::read_link(descriptor.path()).ok()?;
-        if path.file_name()?.to_str()? != id.to_string() {
-            return None;
-        }
-        // The directory itself, whatever its path is now. It is not opened: a FIFO of an app may have such a name.
-        let metadata = fs::metadata(descriptor.path()).ok().filter(fs::Metadata::is_dir)?;
-        // proc_pid_fdinfo(5): the locks that belong to this open file description.
-        let info = fs::read_to_string(process.join("fdinfo").join(descriptor.file_name())).ok()?;
-        info.lines().any(|line| line.starts_with("lock:")).then(|| (path, identity(&metadata)))
-    })
+    held_locks(&process, id.to_string().as_ref()).find(|held| held.is_dir)
 }

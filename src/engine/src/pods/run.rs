@@ -7,19 +7,19 @@
 //! anyway.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Child;
 
 use gantry_contract::files;
 use gantry_contract::plan::Plan;
 use gantry_contract::start::Ready;
+use gantry_host::lock_holders::FileId;
 use gantry_model::error::chain;
 use gantry_model::{Edge, ErrorKind, Kind, NetMode, Phase, PhaseName, PodId};
 use gantry_store::{Change, PodLock, PodRow, PodState};
 use thiserror::Error;
 
 use crate::error::need_root;
-use crate::host::lock_holder::identity;
 use crate::host::process::{self, Deadline};
 use crate::pods::output::{OutputStream, Show};
 use crate::pods::plan::PlanError;
@@ -259,12 +259,12 @@ impl Engine {
     /// of another one, without the lock there.
     fn check_prepared_here(&self, id: PodId, plan: &Plan) -> Result<(), StartError> {
         let (own, other) = (self.pod_dir(id), PathBuf::from(&plan.pod_dir));
-        let found = |path: &Path| std::fs::metadata(path).ok().map(|dir| identity(&dir));
         // The same directory can have several paths: by a link, or a bind mount.
-        if own == other || found(&other).is_some_and(|other| found(&own) == Some(other)) {
-            return Ok(());
+        let is_same = || FileId::of_path(&other).is_ok_and(|other| FileId::of_path(&own).is_ok_and(|own| own == other));
+        match own == other || is_same() {
+            true => Ok(()),
+            false => Err(StartError::PreparedElsewhere { id, other }),
         }
-        Err(StartError::PreparedElsewhere { id, other })
     }
 
     /// Updates the networks in a pod's plan to `net` and to the present configuration. The plan is written first:
