@@ -95,8 +95,8 @@ pub(crate) struct LastSeen {
 #[derive(Debug)]
 struct WatchedRun {
     supervisor: Process,
-    /// The number of the event of its start; `None`: it was trimmed.
-    start_event: Option<u64>,
+    /// The number of the newest event when it was first seen: a later start has a higher one.
+    seen_at: u64,
     end: EndWatch,
 }
 
@@ -290,19 +290,13 @@ impl Engine {
         {
             // Before the journal is opened: if the pod has been started again by now, the journal names another
             // supervisor.
-            let start_event = self.last_start(row.id)?;
-            let run = |end| WatchedRun { supervisor: supervisor.clone(), start_event, end };
+            let seen_at = self.store.last_seq()?;
+            let run = |end| WatchedRun { supervisor: supervisor.clone(), seen_at, end };
             // Without the journal, the event has the end of the pod.
             seen.run = self.watch_end_of(row.id, row.sandbox).ok().map(run);
         }
         seen.row = Some(row.clone());
         Ok(())
-    }
-
-    /// The number of the event of the pod's last start.
-    fn last_start(&self, id: PodId) -> Result<Option<u64>, PodError> {
-        let event = self.store.last_event(EventKind::PodStarted, &id.to_string())?;
-        Ok(event.map(|event| event.seq))
     }
 
     /// The journal of a run. `None`: it is that of another run, or the pod was started again since.
@@ -311,8 +305,11 @@ impl Engine {
         let Process { pid, start_ticks, .. } = run.supervisor;
         let is_of_run =
             ready_record(&journal).is_some_and(|ready| (ready.supervisor, ready.start_ticks) == (pid, start_ticks));
-        let is_last = is_of_run && self.last_start(run.end.id)? == run.start_event;
-        Ok(is_last.then_some(journal))
+        if !is_of_run {
+            return Ok(None);
+        }
+        let last_start = self.store.last_event(EventKind::PodStarted, &run.end.id.to_string())?;
+        Ok(last_start.is_none_or(|start| start.seq <= run.seen_at).then_some(journal))
     }
 
     /// The row of a removed pod, as it was after its end: from the journal of its last run if that has the end, else
