@@ -109,15 +109,22 @@ impl OnePod {
         };
         match named {
             Some((_, name)) if app.is_some_and(|app| *app != name) => Err(named_twice()),
-            Some((pod, name)) => Ok(SelectedApp { pod, app: Some(name), first: None }),
-            None => self.id(engine).map(|(pod, first)| SelectedApp { pod, app: app.cloned(), first }),
+            Some((pod, name)) => Ok(SelectedApp { pod, app: Some(name), found_by: None, first: None }),
+            None if self.reference.is_given() => {
+                let (pod, first) = self.id(engine)?;
+                Ok(SelectedApp { pod, app: app.cloned(), found_by: None, first })
+            }
+            None => {
+                let (pod, found_by) = engine.find_pod_and_app(text)?;
+                Ok(SelectedApp { pod, app: app.cloned(), found_by, first: None })
+            }
         }
     }
 
     /// As [`Self::app`], for a command that takes no further arguments.
     pub(crate) fn only_app(&self, engine: &Engine, app: Option<&AppName>) -> Result<(PodId, Option<AppName>), Failure> {
         match self.app(engine, app)? {
-            SelectedApp { pod, app, first: None } => Ok((pod, app)),
+            SelectedApp { pod, app, first: None, .. } => Ok((pod, app)),
             SelectedApp { first: Some(_), .. } => Err(selected_twice()),
         }
     }
@@ -138,6 +145,8 @@ pub(crate) struct SelectedApp<'a> {
     pub(crate) pod: PodId,
     /// The app, if one is named.
     pub(crate) app: Option<AppName>,
+    /// The app by whose name the pod was found.
+    pub(crate) found_by: Option<AppName>,
     /// The first argument, if a flag selects the pod.
     pub(crate) first: Option<&'a str>,
 }
@@ -164,21 +173,9 @@ pub(crate) fn find_app(engine: &Engine, text: &str, app: Option<&AppName>) -> Re
     if named.is_some() && app.is_some() && named.as_ref() != app {
         return Err(named_twice());
     }
-    let id = find(engine, pod)?;
-    let found = if named.is_none() && app.is_none() { app_of_name(engine, id, pod)? } else { None };
-    let app = engine.select_app(id, named.as_ref().or(app).or(found.as_ref()))?;
+    let (id, found_by) = engine.find_pod_and_app(pod)?;
+    let app = engine.select_app(id, named.as_ref().or(app).or(found_by.as_ref()))?;
     Ok((id, app))
-}
-
-/// From this many digits on, the engine takes a word for an id first; a shorter one for a name first.
-const ID_DIGITS: usize = 8;
-
-/// The app with this name, if the word is neither the pod's id, its name nor its host name.
-pub(crate) fn app_of_name(engine: &Engine, pod: PodId, word: &str) -> Result<Option<AppName>, Failure> {
-    let row = engine.status(pod)?.row;
-    let is_id = word.len() >= ID_DIGITS && pod.to_string().starts_with(word);
-    let is_of_pod = is_id || row.hostname == word || row.name.is_some_and(|name| name.as_str() == word);
-    Ok(row.apps.into_iter().map(|app| app.name).find(|name| name.as_str() == word && !is_of_pod))
 }
 
 fn named_twice() -> Failure {

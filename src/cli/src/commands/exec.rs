@@ -14,7 +14,7 @@ use crate::environment;
 use crate::exit::ExitStatus;
 use crate::failure::{Failure, io, print_stderr};
 use crate::grammar::{check_variable_name, merged_environment, message};
-use crate::pods::{OnePod, SelectedApp, app_of_name};
+use crate::pods::{OnePod, SelectedApp};
 use crate::relay::{self, Flow, RelayEvent};
 use crate::signals::Signals;
 use crate::terminal::{self, DetachKeys, RawMode};
@@ -79,11 +79,8 @@ impl RunCommand for Exec {
     fn run(&self, context: &Context) -> Result<ExitStatus, Failure> {
         let env = self.environment()?;
         let engine = context.open("exec")?;
-        let SelectedApp { pod: id, app, first } = self.pod.app(&engine, self.app.as_ref())?;
-        let app = match (app, &self.pod.pod) {
-            (None, Some(word)) if first.is_none() => app_of_name(&engine, id, word)?,
-            (app, _) => app,
-        };
+        let SelectedApp { pod: id, app, found_by, first } = self.pod.app(&engine, self.app.as_ref())?;
+        let app = app.or(found_by);
         // With --latest and --uuid-file the first word belongs to the command.
         let command: Vec<String> = first.map(str::to_owned).into_iter().chain(self.command.iter().cloned()).collect();
         if self.detach {

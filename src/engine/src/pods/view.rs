@@ -79,37 +79,47 @@ impl Engine {
     /// # Errors
     /// [`PodError`] when no pod matches, or more than one.
     pub fn find_pod(&self, text: &str) -> Result<PodId, PodError> {
+        self.find_pod_and_app(text).map(|(pod, _)| pod)
+    }
+
+    /// As [`Self::find_pod`]; also the app by whose name the pod was found.
+    ///
+    /// # Errors
+    /// As [`Self::find_pod`].
+    pub fn find_pod_and_app(&self, text: &str) -> Result<(PodId, Option<AppName>), PodError> {
         if let Ok(name) = text.parse::<PodName>()
             && let Some(id) = self.store.pod_named(&name)?
         {
-            return Ok(id);
+            return Ok((id, None));
         }
         let prefix = text.parse::<PodPrefix>().ok();
         if let Some(prefix) = prefix.as_ref().filter(|_| text.len() >= SHOWN_DIGITS) {
             match self.resolve(prefix) {
                 Err(PodError::NotFound(_)) => {}
-                found => return found,
+                found => return found.map(|id| (id, None)),
             }
         }
-        if let Some(id) = self.find_by_name(text)? {
-            return Ok(id);
+        if let Some(found) = self.find_by_name(text)? {
+            return Ok(found);
         }
         match prefix {
-            Some(prefix) if text.len() < SHOWN_DIGITS => self.resolve(&prefix),
+            Some(prefix) if text.len() < SHOWN_DIGITS => self.resolve(&prefix).map(|id| (id, None)),
             _ => Err(PodError::NoSuchPod(text.to_owned())),
         }
     }
 
-    fn find_by_name(&self, name: &str) -> Result<Option<PodId>, PodError> {
-        let is_named = |row: &PodRow| row.hostname == name || row.apps.iter().any(|app| app.name.as_str() == name);
+    /// The pod with this host name, or with an app of this name.
+    fn find_by_name(&self, name: &str) -> Result<Option<(PodId, Option<AppName>)>, PodError> {
+        let app = |row: &PodRow| row.apps.iter().map(|app| &app.name).find(|app| app.as_str() == name).cloned();
+        let is_named = |row: &PodRow| row.hostname == name || app(row).is_some();
+        let found = |row: &PodRow| Some((row.id, app(row).filter(|_| row.hostname != name)));
         let named: Vec<PodView> =
             self.list(&PodQuery::default())?.into_iter().filter(|view| is_named(&view.row)).collect();
-        let running: Vec<PodId> =
-            named.iter().filter(|view| view.supervisor().is_some()).map(|view| view.row.id).collect();
+        let running: Vec<&PodView> = named.iter().filter(|view| view.supervisor().is_some()).collect();
         match (&named[..], &running[..]) {
             ([], _) => Ok(None),
-            ([only], _) => Ok(Some(only.row.id)),
-            (_, [only]) => Ok(Some(*only)),
+            ([only], _) => Ok(found(&only.row)),
+            (_, [only]) => Ok(found(&only.row)),
             (several, _) => {
                 let some = several.iter().take(MAX_LISTED).map(|view| view.row.id).collect();
                 Err(PodError::AmbiguousName { name: name.to_owned(), matches: several.len(), some })
