@@ -63,11 +63,12 @@ impl Firewall {
     fn run(&self) {
         let mut subscription = Subscription::default();
         let mut due = RepairSchedule::at(Instant::now());
+        let mut unrepaired = RepeatedFailure::default();
         while !self.ended.load(Ordering::Relaxed) {
             if due.is_now(Instant::now()) {
                 // Before the repair, so that later changes are received.
                 subscription.open(self);
-                self.repair(&mut due);
+                self.repair(&mut due, &mut unrepaired);
             }
             match subscription.wait(due.time_left(Instant::now())) {
                 Some(change) => due.note(&change, Instant::now()),
@@ -77,10 +78,14 @@ impl Firewall {
         }
     }
 
-    /// Restores the tables; the first time, removes networks without a pod.
-    fn repair(&self, due: &mut RepairSchedule) {
+    /// Restores the tables; the first time, removes networks without a pod. Logs the defects that only the user can
+    /// repair when they change.
+    fn repair(&self, due: &mut RepairSchedule, unrepaired: &mut RepeatedFailure) {
         let done = self.engine().and_then(|engine| {
-            engine.reload_networks()?.iter().for_each(|line| warn!("{line}"));
+            match engine.reload_networks()?.join("; ") {
+                none if none.is_empty() => unrepaired.clear(),
+                defects => unrepaired.record(&defects, |defects| warn!("{defects}")),
+            }
             if !due.has_repaired {
                 engine
                     .sweep_networks(false)?
