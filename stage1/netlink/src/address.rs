@@ -13,6 +13,35 @@ use std::str::FromStr;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
+/// A version of the Internet Protocol.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum IpFamily {
+    /// IPv4.
+    V4,
+    /// IPv6.
+    V6,
+}
+
+impl IpFamily {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::V4, Self::V6];
+
+    /// The family of an address.
+    #[must_use]
+    pub fn of(address: IpAddr) -> Self {
+        if address.is_ipv4() { Self::V4 } else { Self::V6 }
+    }
+}
+
+impl fmt::Display for IpFamily {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::V4 => "IPv4",
+            Self::V6 => "IPv6",
+        })
+    }
+}
+
 /// An address and its prefix length, as in `10.1.2.3/16`. Keeps the host bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Cidr(IpNet);
@@ -70,6 +99,12 @@ impl Cidr {
         self.address().is_ipv4()
     }
 
+    /// The family of the address.
+    #[must_use]
+    pub fn family(&self) -> IpFamily {
+        IpFamily::of(self.address())
+    }
+
     /// The network of the address.
     #[must_use]
     pub fn network(&self) -> Prefix {
@@ -125,6 +160,12 @@ impl Prefix {
         self.first().is_ipv4()
     }
 
+    /// The family of the addresses.
+    #[must_use]
+    pub fn family(&self) -> IpFamily {
+        IpFamily::of(self.first())
+    }
+
     /// Whether the address is in the network. An address of the other family is not.
     #[must_use]
     pub fn contains(&self, address: IpAddr) -> bool {
@@ -158,12 +199,13 @@ pub fn to_bits(address: IpAddr) -> u128 {
 
 /// The number as an address. For IPv4 the upper bits are ignored.
 #[must_use]
-pub fn from_bits(bits: u128, ipv4: bool) -> IpAddr {
-    if ipv4 {
-        let [.., a, b, c, d] = bits.to_be_bytes();
-        IpAddr::V4(Ipv4Addr::new(a, b, c, d))
-    } else {
-        IpAddr::V6(Ipv6Addr::from_bits(bits))
+pub fn from_bits(bits: u128, family: IpFamily) -> IpAddr {
+    match family {
+        IpFamily::V4 => {
+            let [.., a, b, c, d] = bits.to_be_bytes();
+            IpAddr::V4(Ipv4Addr::new(a, b, c, d))
+        }
+        IpFamily::V6 => IpAddr::V6(Ipv6Addr::from_bits(bits)),
     }
 }
 
@@ -264,15 +306,15 @@ mod tests {
     proptest! {
         #[test]
         fn a_network_contains_exactly_its_range(net in cidr()) {
-            let four = net.is_ipv4();
+            let family = net.family();
             prop_assert_eq!(net.to_string().parse(), Ok(net));
             prop_assert!(net.contains(net.first()) && net.contains(net.last()) && net.contains(net.address()));
-            let top = if four { u128::from(u32::MAX) } else { u128::MAX };
+            let top = if net.is_ipv4() { u128::from(u32::MAX) } else { u128::MAX };
             if to_bits(net.last()) < top {
-                prop_assert!(!net.contains(from_bits(to_bits(net.last()) + 1, four)));
+                prop_assert!(!net.contains(from_bits(to_bits(net.last()) + 1, family)));
             }
             if to_bits(net.first()) > 0 {
-                prop_assert!(!net.contains(from_bits(to_bits(net.first()) - 1, four)));
+                prop_assert!(!net.contains(from_bits(to_bits(net.first()) - 1, family)));
             }
         }
 

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::net::IpAddr;
+use std::ops::RangeInclusive;
 use std::str::FromStr;
 
 use gantry_model::id::shown;
@@ -9,12 +10,8 @@ use gantry_model::{ErrorKind, Kind};
 use serde_json::json;
 
 use super::{ConfigError, NetworkConfig, Source, builtin};
-use crate::address::{Cidr, Prefix};
+use crate::address::{Cidr, IpFamily, Prefix};
 
-/// The longest prefixes with room for the gateway and a pod.
-const MAX_LENGTH: [u8; 2] = [30, 126];
-/// The shortest prefixes. Shorter ones contain addresses of the host and of the Internet.
-const MIN_LENGTH: [u8; 2] = [8, 16];
 /// The longest text: two prefixes.
 const MAX_TEXT: usize = 128;
 
@@ -53,7 +50,7 @@ impl FromStr for PodCidrs {
             if let Some(problem) = unfit(&prefix) {
                 return Err(refuse(format!("{prefix} {problem}")));
             }
-            if all.iter().any(|earlier| earlier.is_ipv4() == prefix.is_ipv4()) {
+            if all.iter().any(|earlier| earlier.family() == prefix.family()) {
                 return Err(refuse("expected at most one IPv4 and one IPv6 prefix".to_owned()));
             }
             all.push(prefix);
@@ -62,12 +59,20 @@ impl FromStr for PodCidrs {
     }
 }
 
+/// The lengths of prefixes for pods. Shorter ones contain addresses of the host and of the Internet; longer ones have
+/// no room for the gateway and a pod.
+fn lengths(family: IpFamily) -> RangeInclusive<u8> {
+    match family {
+        IpFamily::V4 => 8..=30,
+        IpFamily::V6 => 16..=126,
+    }
+}
+
 /// Why pods cannot have addresses of this prefix.
 fn unfit(prefix: &Prefix) -> Option<String> {
-    let family = usize::from(!prefix.is_ipv4());
-    let (min, max) = (MIN_LENGTH.get(family)?, MAX_LENGTH.get(family)?);
-    if !(*min..=*max).contains(&prefix.length()) {
-        return Some(format!("must have a length of {min} to {max}"));
+    let lengths = lengths(prefix.family());
+    if !lengths.contains(&prefix.length()) {
+        return Some(format!("must have a length of {} to {}", lengths.start(), lengths.end()));
     }
     let is_special = match prefix.first() {
         IpAddr::V4(first) => {
@@ -91,9 +96,12 @@ impl PodCidrs {
     /// # Errors
     /// Never; the parser of configurations is asked.
     pub fn default_network(&self) -> Result<NetworkConfig, ConfigError> {
-        let everywhere = |v4: bool| if v4 { "0.0.0.0/0" } else { "::/0" };
+        let everywhere = |family| match family {
+            IpFamily::V4 => "0.0.0.0/0",
+            IpFamily::V6 => "::/0",
+        };
         let ranges: Vec<_> = self.0.iter().map(|prefix| json!([{ "subnet": prefix.to_string() }])).collect();
-        let routes: Vec<_> = self.0.iter().map(|prefix| json!({ "dst": everywhere(prefix.is_ipv4()) })).collect();
+        let routes: Vec<_> = self.0.iter().map(|prefix| json!({ "dst": everywhere(prefix.family()) })).collect();
         let malformed = |error: serde_json::Error| ConfigError::Malformed {
             origin: Source::BuiltIn.to_string(),
             problem: error.to_string(),

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use serde::Deserialize;
 
-use crate::address::{Cidr, from_bits, to_bits};
+use crate::address::{Cidr, IpFamily, from_bits, to_bits};
 
 /// The maximum number of ranges of a network: each is compared with each other.
 const MAX_RANGES: usize = 256;
@@ -56,7 +56,11 @@ impl Range {
         end: Option<IpAddr>,
         gateway: Option<IpAddr>,
     ) -> Result<Self, String> {
-        let (max_length, is_ipv4) = if subnet.is_ipv4() { (30, true) } else { (126, false) };
+        let family = subnet.family();
+        let max_length = match family {
+            IpFamily::V4 => 30,
+            IpFamily::V6 => 126,
+        };
         if subnet.length() > max_length {
             return Err(format!(
                 "the subnet {subnet} is too small to assign addresses from: its prefix is longer than {max_length}"
@@ -69,9 +73,12 @@ impl Range {
                 subnet.length()
             ));
         }
-        let first = from_bits(to_bits(subnet.first()) + 1, is_ipv4);
+        let first = from_bits(to_bits(subnet.first()) + 1, family);
         // IPv6 has no broadcast; its first address is the subnet's routers' (RFC 4291, section 2.6.1).
-        let last = if is_ipv4 { from_bits(to_bits(subnet.last()) - 1, true) } else { subnet.last() };
+        let last = match family {
+            IpFamily::V4 => from_bits(to_bits(subnet.last()) - 1, family),
+            IpFamily::V6 => subnet.last(),
+        };
         let within = |what: &str, address: Option<IpAddr>, default: IpAddr| match address {
             None => Ok(default),
             Some(address) if !subnet.contains(address) => {
@@ -87,7 +94,7 @@ impl Range {
             return Err(format!("rangeStart {start} is after rangeEnd {end}"));
         }
         let gateway = gateway.unwrap_or(first);
-        if gateway.is_ipv4() != is_ipv4 {
+        if IpFamily::of(gateway) != family {
             return Err(format!("the gateway {gateway} and the subnet {subnet} have different address families"));
         }
         Ok(Self { subnet, start, end, gateway })
@@ -96,13 +103,13 @@ impl Range {
     /// Whether the address lies between start and end.
     #[must_use]
     pub fn contains(&self, address: IpAddr) -> bool {
-        address.is_ipv4() == self.subnet.is_ipv4() && (self.start..=self.end).contains(&address)
+        IpFamily::of(address) == self.subnet.family() && (self.start..=self.end).contains(&address)
     }
 
     /// Whether the ranges share an address.
     #[must_use]
     pub fn overlaps(&self, other: &Self) -> bool {
-        self.subnet.is_ipv4() == other.subnet.is_ipv4() && self.start <= other.end && other.start <= self.end
+        self.subnet.family() == other.subnet.family() && self.start <= other.end && other.start <= self.end
     }
 }
 
@@ -110,7 +117,7 @@ impl Range {
 pub(crate) fn check_sets(sets: &[RangeSet]) -> Result<(), String> {
     for set in sets {
         let Some(first) = set.first() else { return Err("a set of ranges must not be empty".into()) };
-        if set.iter().any(|range| range.subnet.is_ipv4() != first.subnet.is_ipv4()) {
+        if set.iter().any(|range| range.subnet.family() != first.subnet.family()) {
             return Err("a set of ranges has both IPv4 and IPv6: write two sets".into());
         }
     }

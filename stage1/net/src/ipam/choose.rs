@@ -30,10 +30,10 @@ pub(super) fn in_turn(set: &[Range], last: Option<IpAddr>) -> impl Iterator<Item
 }
 
 fn addresses(range: &Range, from: u128, to: u128) -> impl Iterator<Item = IpAddr> + use<> {
-    let four = range.subnet.is_ipv4();
+    let family = range.subnet.family();
     // If the last allocated address was the end of the range, `from` is past `to`: an empty range.
     let end = to.saturating_add(1);
-    (from..end).map(move |bits| from_bits(bits, four))
+    (from..end).map(move |bits| from_bits(bits, family))
 }
 
 /// The ranges for messages.

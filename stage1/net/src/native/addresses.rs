@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::chain::{PluginChain, capability, cni_arg};
 use super::error::NativeError;
 use super::resolv;
-use crate::address::{Cidr, Prefix, from_bits, to_bits};
+use crate::address::{Cidr, IpFamily, Prefix, from_bits, to_bits};
 use crate::config::{Dns, HostLocal, Ipam, NetworkConfig, Route, Source, Static, StaticAddress};
 use crate::ipam::{IpamError, MAX_ADDRESSES, Owner, Store, requested_addresses};
 use crate::plugin::Attachment;
@@ -39,18 +39,18 @@ pub(super) struct Assignment {
 
 impl Assignment {
     /// Whether the pod has an address of the family.
-    pub(super) fn has(&self, v4: bool) -> bool {
-        self.ips.iter().any(|ip| ip.address.is_ipv4() == v4)
+    pub(super) fn has(&self, family: IpFamily) -> bool {
+        self.ips.iter().any(|ip| ip.address.family() == family)
     }
 
     /// The first address of the family.
-    pub(super) fn first(&self, v4: bool) -> Option<IpAddr> {
-        self.ips.iter().map(|ip| ip.address.address()).find(|address| address.is_ipv4() == v4)
+    pub(super) fn first(&self, family: IpFamily) -> Option<IpAddr> {
+        self.ips.iter().map(|ip| ip.address.address()).find(|address| IpFamily::of(*address) == family)
     }
 
     /// The first gateway of the family.
-    pub(super) fn gateway(&self, v4: bool) -> Option<IpAddr> {
-        self.ips.iter().filter_map(|ip| ip.gateway).find(|gateway| gateway.is_ipv4() == v4)
+    pub(super) fn gateway(&self, family: IpFamily) -> Option<IpAddr> {
+        self.ips.iter().filter_map(|ip| ip.gateway).find(|gateway| IpFamily::of(*gateway) == family)
     }
 
     /// Whether neighbours may still have an IPv6 address of the pod in their caches, because it was requested or the
@@ -68,19 +68,23 @@ impl Assignment {
     /// Sets the first address of the subnet as the gateway of each address without one, as CNI's bridge plugin does.
     pub(super) fn complete_gateways(&mut self) {
         for ip in &mut self.ips {
-            let v4 = ip.address.is_ipv4();
+            let family = ip.address.family();
             // A subnet of one or two addresses has no room for a gateway.
-            if ip.gateway.is_none() && ip.address.length() < if v4 { 31 } else { 127 } {
-                ip.gateway = Some(from_bits(to_bits(ip.address.first()) + 1, v4));
+            let too_long = match family {
+                IpFamily::V4 => 31,
+                IpFamily::V6 => 127,
+            };
+            if ip.gateway.is_none() && ip.address.length() < too_long {
+                ip.gateway = Some(from_bits(to_bits(ip.address.first()) + 1, family));
             }
         }
     }
 
     /// Adds a default route through the gateway, in each address family that has a gateway and no default route.
     pub(super) fn complete_default_routes(&mut self) {
-        for (v4, all) in [(true, Prefix::ALL_V4), (false, Prefix::ALL_V6)] {
+        for all in [Prefix::ALL_V4, Prefix::ALL_V6] {
             let present = self.routes.iter().any(|route| route.dst.network() == all && route.table.is_none());
-            if let (false, Some(gateway), Ok(dst)) = (present, self.gateway(v4), Cidr::new(all.first(), 0)) {
+            if let (false, Some(gateway), Ok(dst)) = (present, self.gateway(all.family()), Cidr::new(all.first(), 0)) {
                 let (mtu, advmss, priority, table, scope) = (None, None, None, None, None);
                 self.routes.push(Route { dst, gw: Some(gateway), mtu, advmss, priority, table, scope });
             }

@@ -17,14 +17,14 @@ use std::cell::Cell;
 
 use super::addresses::assign;
 use super::chain::PluginChain;
-use super::entries::{RoutedNetwork, add_anti_spoofing};
+use super::entries::{HostInterface, RoutedNetwork, add_anti_spoofing};
 use super::error::NativeError;
 use super::kind::{AddRequest, InterfaceKind, KindProperties};
 use super::pod_interface::{self, PodInterface, SetupOptions, derived_mac};
 use super::result::{host_side, result_ips};
 use super::veth::{self, HostEnd, VethPair};
 use super::{Added, Ends, HostNetwork, ports, sysctl, uplink};
-use crate::address::Cidr;
+use crate::address::{Cidr, IpFamily};
 use crate::config::builtin::DEFAULT;
 use crate::config::{Bridge, IngressPolicy, Ipam, NetworkConfig, PluginSettings, Source, StaticAddress};
 use crate::netlink::address::{Address, Scope};
@@ -61,14 +61,14 @@ impl InterfaceKind for Bridge {
         }
         let interface = PodInterface::new(chain, attachment, Some(derived_mac(&assignment, attachment)))?;
         let routed = RoutedNetwork { network, chain, masquerade: self.ip_masq };
-        let mut entries = routed.entries(&self.bridge, &assignment, false);
+        let mut entries = routed.entries(HostInterface::OfNetwork(&self.bridge), &assignment);
         ports::add(&mut entries, chain, attachment, &assignment)?;
         let gateway = |ip: &StaticAddress| Cidr::new(ip.gateway?, ip.address.length()).ok();
         let with_gateway = assignment.ips.iter().filter(|_| self.is_gateway);
         let creation = BridgeSetup {
             settings: self,
             gateways: with_gateway.filter_map(gateway).collect(),
-            has_v6: assignment.has(false),
+            has_v6: assignment.has(IpFamily::V6),
             owner: ends.owner,
             took_over: Cell::new(false),
             network,

@@ -17,10 +17,18 @@ pub(super) struct RoutedNetwork<'a> {
     pub(super) masquerade: bool,
 }
 
+/// The name of an interface by which the host reaches pods.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum HostInterface<'a> {
+    /// The pods of a network: its bridge.
+    OfNetwork(&'a str),
+    /// One pod: the host end of its veth pair.
+    OfPod(&'a str),
+}
+
 impl RoutedNetwork<'_> {
-    /// The entries of the network and of the host's interface to its pods. `own`: it leads to this pod only. There are
-    /// none for a network without subnets.
-    pub(super) fn entries(&self, interface: &str, assignment: &Assignment, own: bool) -> Entries {
+    /// The entries of the network and of the host's interface to its pods. A network without subnets has none.
+    pub(super) fn entries(&self, interface: HostInterface<'_>, assignment: &Assignment) -> Entries {
         let mut entries = Entries::new();
         if assignment.prefixes.is_empty() {
             return entries;
@@ -28,7 +36,10 @@ impl RoutedNetwork<'_> {
         let name = &self.network.name;
         let network = Network { prefixes: assignment.prefixes.clone(), masquerade: self.masquerade };
         entries.networks.insert(name.clone(), network);
-        let addresses = if own { assignment.addresses() } else { BTreeSet::new() };
+        let (interface, addresses) = match interface {
+            HostInterface::OfNetwork(name) => (name, BTreeSet::new()),
+            HostInterface::OfPod(name) => (name, assignment.addresses()),
+        };
         let access = self.access(assignment);
         entries.interfaces.insert(interface.to_owned(), Interface { network: name.clone(), addresses, access });
         entries

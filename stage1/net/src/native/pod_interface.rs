@@ -13,7 +13,7 @@ use super::chain::{PluginChain, capability, cni_arg};
 use super::error::NativeError;
 use super::kind::properties;
 use super::sysctl::{ensure, ensure_if_present};
-use crate::address::Cidr;
+use crate::address::{Cidr, IpFamily};
 use crate::config::{RateLimit, Tuning};
 use crate::netlink::address::{Address, Scope};
 use crate::netlink::link::Change;
@@ -76,7 +76,7 @@ impl PodInterface {
 /// The derived hardware address of an interface: from its first IPv4 address, as in CNI's bridge plugin, or else from
 /// pod and interface name.
 pub(super) fn derived_mac(assignment: &Assignment, attachment: &Attachment) -> Mac {
-    match assignment.first(true) {
+    match assignment.first(IpFamily::V4) {
         Some(IpAddr::V4(address)) => Mac::from_ipv4(address),
         _ => Mac::from_id(&format!("{}/{}", attachment.container_id, attachment.interface)),
     }
@@ -84,7 +84,7 @@ pub(super) fn derived_mac(assignment: &Assignment, attachment: &Attachment) -> M
 
 /// Whether the previous owner of the first IPv4 address had the same hardware address.
 fn is_derived_from_address(mac: Mac, assignment: &Assignment) -> bool {
-    matches!(assignment.first(true), Some(IpAddr::V4(address)) if Mac::from_ipv4(address) == mac)
+    matches!(assignment.first(IpFamily::V4), Some(IpAddr::V4(address)) if Mac::from_ipv4(address) == mac)
 }
 
 /// The requested hardware address: from the capability `mac`, `args.cni.mac`, `MAC=`, or the configuration of tuning or
@@ -160,7 +160,7 @@ pub(super) fn set_up(
         if assignment.may_be_cached6() {
             ensure_if_present(Sysctl::NdiscNotify(name), "1")?;
         }
-        if assignment.has(false) {
+        if assignment.has(IpFamily::V6) {
             ensure(Sysctl::DisableV6(name), "0")?;
         }
         interface.set_sysctls()
@@ -181,7 +181,7 @@ pub(super) fn set_up(
         setup.routes = interface_routes(assignment, options, index);
     }
     ends.pod.set_up(index, &setup)?;
-    if options.detect_duplicates && assignment.has(false) {
+    if options.detect_duplicates && assignment.has(IpFamily::V6) {
         wait_for_duplicate_detection(&mut ends.pod, index)?;
     }
     Ok(())
@@ -229,7 +229,7 @@ fn interface_routes(assignment: &Assignment, options: SetupOptions, index: u32) 
         let scope = route.scope.map(Scope::from);
         // Destinations on the link have no next hop.
         let on_link = scope.is_some_and(|scope| scope.number() >= Scope::Link.number());
-        let default_gateway = assignment.gateway(to.is_ipv4()).filter(|_| !on_link);
+        let default_gateway = assignment.gateway(to.family()).filter(|_| !on_link);
         Route {
             gateway: route.gw.or(default_gateway),
             device: Some(index),

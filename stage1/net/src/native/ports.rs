@@ -9,6 +9,7 @@ use serde_json::Value;
 use super::addresses::Assignment;
 use super::chain::{PluginChain, capability};
 use super::error::NativeError;
+use crate::address::IpFamily;
 use crate::nft::{HostPort, PORTS_LIMIT, Protocol, State};
 use crate::plugin::Attachment;
 
@@ -32,7 +33,7 @@ pub(super) fn add(
         let protocol = protocol(mapping)?;
         let hosts = host_addresses(mapping)?;
         let reachable: Vec<_> =
-            hosts.iter().filter_map(|host| Some((*host, assignment.first(host.is_ipv4())?))).collect();
+            hosts.iter().filter_map(|host| Some((*host, assignment.first(IpFamily::of(*host))?))).collect();
         if reachable.is_empty() {
             let problem = "the pod has no address in the address family of the port";
             return Err(NativeError::invalid(format!("cannot publish port {port}/{protocol}: {problem}")));

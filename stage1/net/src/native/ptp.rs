@@ -7,14 +7,14 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use super::addresses::assign;
-use super::entries::RoutedNetwork;
+use super::entries::{HostInterface, RoutedNetwork};
 use super::error::NativeError;
 use super::kind::{AddRequest, InterfaceKind, KindProperties};
 use super::pod_interface::{self, PodInterface, SetupOptions, derived_mac};
 use super::result::result_ips;
 use super::veth::{self, HostEnd, host_interface};
 use super::{Added, Ends, ports, sysctl, uplink};
-use crate::address::Cidr;
+use crate::address::{Cidr, IpFamily};
 use crate::config::{Ipam, Ptp};
 use crate::netlink::address::Address;
 use crate::netlink::route::Route;
@@ -37,7 +37,7 @@ impl InterfaceKind for Ptp {
         let interface = PodInterface::new(chain, attachment, Some(derived_mac(&assignment, attachment)))?;
         let routed = RoutedNetwork { network, chain, masquerade: self.ip_masq };
         let name = host_interface(&attachment.container_id, &attachment.interface);
-        let mut entries = routed.entries(&name, &assignment, true);
+        let mut entries = routed.entries(HostInterface::OfPod(&name), &assignment);
         ports::add(&mut entries, chain, attachment, &assignment)?;
         let mtu = match self.mtu {
             Some(mtu) => mtu,
@@ -47,7 +47,7 @@ impl InterfaceKind for Ptp {
             HostEnd { group: Some(nft::INTERFACE_GROUP), mtu, limit: interface.ingress, ..HostEnd::default() };
         let pair = veth::create(&mut ends.host, ends.pod_namespace, attachment, &host_end, &interface)?;
         // The kernel resolves the pod's address from a link-local address, which is usable at once without DAD.
-        let v6 = assignment.has(false);
+        let v6 = assignment.has(IpFamily::V6);
         ends.host_namespace.enter(|| sysctl::disable_autoconfiguration(&pair.host_name, v6))?;
         let ips = assignment.ips.iter().map(|ip| (ip.address.address(), ip.gateway));
         let setup = gateways_and_routes(ips, pair.host_index);

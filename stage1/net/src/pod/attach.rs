@@ -13,6 +13,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use gantry_contract::network::Host;
 use gantry_contract::plan::Networks;
+use gantry_host::lock::LockMode;
 use gantry_model::ErrorKind;
 use gantry_model::net::{Dns, PodAddress, PodNetwork, PodPort, PodRoute};
 
@@ -23,7 +24,8 @@ use super::plugin_lock::PluginLock;
 use super::record::{self, NamespacePath, NetworkRecord, Record, Records};
 use super::select::{Families, SelectedNetwork};
 use super::state::{LOCK_TIMEOUT, Lock, StateDir};
-use super::{HeldPorts, Namespaces, NetworkSelection, Pod, dead_pods, detach, entries, port_users, ports, tables};
+use super::tables::{self, EnabledInterface};
+use super::{HeldPorts, Namespaces, NetworkSelection, Pod, dead_pods, detach, entries, port_users, ports};
 use crate::config::CniVersion;
 use crate::native::{self, Added, Ends, NativeError};
 use crate::netlink::{Namespace, Socket};
@@ -133,7 +135,7 @@ impl AttachOperation<'_> {
         let _plugin_lock =
             self.selection.runs_plugins().then(|| PluginLock::create(self.pod.dir, self.pod.id)).transpose()?;
         // Held until the entries are in the tables, so that an empty bridge or table is not removed in the meantime.
-        let _locked = self.state.lock(Lock::Links, true, LOCK_TIMEOUT)?;
+        let _locked = self.state.lock(Lock::Links, LockMode::Shared, LOCK_TIMEOUT)?;
         let leases = self.state.leases(&record.boot)?;
         let socket = Socket::open_in(self.host).map_err(NetworkError::attempt("open a socket on the host"))?;
         let mut ends = Ends {
@@ -263,7 +265,7 @@ impl AttachOperation<'_> {
         let network = &choice.network;
         let reason = choice.plugins.as_ref().map(|reason| format!(" with its plugins ({reason})")).unwrap_or_default();
         let failed = |doing: &str, source| NetworkError::attempt(format!("{doing} '{}'{reason}", network.name))(source);
-        let _locked = self.state.lock(Lock::Plugins, true, LOCK_TIMEOUT)?;
+        let _locked = self.state.lock(Lock::Plugins, LockMode::Shared, LOCK_TIMEOUT)?;
         let runtime = self.state.runtime(&self.selection.wanted.host)?;
         if network.cni_version >= CniVersion::V1_1_0 {
             runtime.status(network).map_err(|source| failed("use network", source))?;
@@ -320,7 +322,7 @@ impl AttachOperation<'_> {
         if have_other_prefixes {
             tables::reload(host)?;
         }
-        tables::enable_route_localnet(entries, false)?;
+        tables::enable_route_localnet(entries, EnabledInterface::Skip)?;
         tables::forget_flows(entries, nft::conntrack::StaleFlows::Redirected)
     }
 

@@ -19,6 +19,19 @@ use crate::plugin::{PluginError, Runtime};
 
 const DETACH: &str = "detach the pod from network";
 
+/// When a record was written: a reboot removes what the pod used of the host's network, and its leases.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum RecordAge {
+    ThisBoot,
+    EarlierBoot,
+}
+
+impl RecordAge {
+    fn of(record: &Record) -> Result<Self> {
+        Ok(if record.boot == boot()? { Self::ThisBoot } else { Self::EarlierBoot })
+    }
+}
+
 /// Detaches the pod of this record, which may be damaged.
 pub(super) fn detach_recorded(
     pod: &Pod<'_>,
@@ -40,17 +53,17 @@ pub(super) fn detach_valid(dir: BorrowedFd<'_>, record: &mut Record, own: Option
     // keep the record.
     let marked = record.append_down(dir);
     let mut errors = Vec::new();
-    let now = record.boot == boot()?;
-    if now {
+    let age = RecordAge::of(record)?;
+    if age == RecordAge::ThisBoot {
         errors.extend(remove_entries(record));
     }
-    errors.extend(detach_networks(dir, record, now, own).err());
+    errors.extend(detach_networks(dir, record, age, own).err());
     if !errors.is_empty() {
         errors.extend(marked.err());
     }
     NetworkError::from_all(errors)?;
     record::remove(dir)?;
-    if !now {
+    if age == RecordAge::EarlierBoot {
         return Ok(());
     }
     let mut errors = Vec::from_iter(unused::remember(record).err());
@@ -80,7 +93,7 @@ pub(super) fn release_entries_if_dead(records: &Records, pod: &str) -> Result<bo
 }
 
 /// Detaches the pod from its networks, last first.
-fn detach_networks(dir: BorrowedFd<'_>, record: &Record, now: bool, own: Option<&Namespace>) -> Result<()> {
+fn detach_networks(dir: BorrowedFd<'_>, record: &Record, age: RecordAge, own: Option<&Namespace>) -> Result<()> {
     let state = StateDir::open(&record.host)?;
     // Plugins get the same path as for ADD, as long as it leads to the same namespace.
     let before = record.namespace.as_ref().filter(|place| own.is_some() && place.is_valid());
@@ -88,7 +101,7 @@ fn detach_networks(dir: BorrowedFd<'_>, record: &Record, now: bool, own: Option<
     let netns = before.map(|place| place.path.clone()).or_else(|| own.map(now_at));
     let mut errors = Vec::new();
     let natives = record.networks.iter().rev().filter(|network| !network.plugins);
-    if now && natives.clone().next().is_some() {
+    if age == RecordAge::ThisBoot && natives.clone().next().is_some() {
         let leases = state.leases(&record.boot)?;
         let mut socket = Socket::open().map_err(NetworkError::attempt("open a socket on the host"))?;
         for network in natives {
@@ -96,7 +109,7 @@ fn detach_networks(dir: BorrowedFd<'_>, record: &Record, now: bool, own: Option<
         }
     }
     if record.networks.iter().any(|network| network.plugins) {
-        errors.extend(detach_by_plugins(dir, &state, record, now, netns.as_ref()).err());
+        errors.extend(detach_by_plugins(dir, &state, record, age, netns.as_ref()).err());
     }
     NetworkError::from_all(errors)
 }
@@ -105,14 +118,14 @@ fn detach_by_plugins(
     dir: BorrowedFd<'_>,
     state: &StateDir,
     record: &Record,
-    now: bool,
+    age: RecordAge,
     netns: Option<&String>,
 ) -> Result<()> {
     let _plugin_lock = PluginLock::open(dir, &record.pod)?;
     let runtime = state.runtime(&record.host)?;
     let mut errors = Vec::new();
     for network in record.networks.iter().rev().filter(|network| network.plugins) {
-        errors.extend(run_plugins_del(&runtime, record, network, now, netns.cloned()).err());
+        errors.extend(run_plugins_del(&runtime, record, network, age, netns.cloned()).err());
     }
     NetworkError::from_all(errors)
 }
@@ -132,14 +145,14 @@ fn run_plugins_del(
     runtime: &Runtime,
     record: &Record,
     network: &NetworkRecord,
-    now: bool,
+    age: RecordAge,
     netns: Option<String>,
 ) -> Result<()> {
     let failed = |source| NetworkError::attempt(format!("{DETACH} '{}'", network.name))(source);
     // Without a cache entry, ADD was never started or DEL is done, unless a power loss has destroyed the entry.
     let begun = match runtime.cache().get(&network.name, &record.pod, &network.interface) {
         Err(PluginError::Damaged { .. }) => true,
-        other => other.map_err(failed)?.is_some() || !now,
+        other => other.map_err(failed)?.is_some() || age == RecordAge::EarlierBoot,
     };
     if !begun {
         return Ok(());
@@ -205,11 +218,11 @@ pub(super) fn abandon(host: &Host, pod: &Pod<'_>) -> Result<Vec<String>> {
             let by_plugins: Vec<NetworkRecord> =
                 record.networks.iter().filter(|network| network.plugins).cloned().collect();
             if !by_plugins.is_empty() {
-                let now = record.boot == boot()?;
+                let age = RecordAge::of(&record)?;
                 let _plugin_lock = PluginLock::open(pod.dir, pod.id)?;
                 let runtime = StateDir::open(&record.host)?.runtime(&record.host)?;
                 for network in by_plugins.iter().rev() {
-                    let deleted = run_plugins_del(&runtime, &record, network, now, None);
+                    let deleted = run_plugins_del(&runtime, &record, network, age, None);
                     abandoned.extend(forget_failed(&runtime, (&network.name, pod.id, &network.interface), deleted)?);
                 }
             }

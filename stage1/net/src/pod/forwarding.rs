@@ -19,6 +19,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use gantry_contract::network::Host;
+use gantry_host::lock::LockMode;
 use gantry_model::{ErrorKind, Kind};
 use serde::{Deserialize, Serialize};
 
@@ -27,6 +28,7 @@ use super::record::{Record, Records};
 use super::select::Families;
 use super::state::{Lock, StateDir};
 use super::{detach, garbage};
+use crate::address::IpFamily;
 use crate::native;
 use crate::native::sysctl::{ensure, ensure_if_present, keep_accepting_advertisements};
 use crate::netlink::link::Link;
@@ -61,42 +63,26 @@ pub(super) struct Forwarding<'a> {
     boot: &'a str,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Version {
-    V4,
-    V6,
+/// The file of the saved settings, in the state directory.
+fn file_name(family: IpFamily) -> &'static str {
+    match family {
+        IpFamily::V4 => "forwarding4",
+        IpFamily::V6 => "forwarding6",
+    }
 }
 
-impl Version {
-    const ALL: [Self; 2] = [Self::V4, Self::V6];
-
-    fn file(self) -> &'static str {
-        match self {
-            Self::V4 => "forwarding4",
-            Self::V6 => "forwarding6",
-        }
+fn sysctl(family: IpFamily) -> Sysctl<'static> {
+    match family {
+        IpFamily::V4 => Sysctl::ForwardV4,
+        IpFamily::V6 => Sysctl::ForwardV6,
     }
+}
 
-    fn sysctl(self) -> Sysctl<'static> {
-        match self {
-            Self::V4 => Sysctl::ForwardV4,
-            Self::V6 => Sysctl::ForwardV6,
-        }
-    }
-
-    /// The directory of the sysctls of interfaces, below `/proc/sys/net`.
-    fn conf(self) -> &'static str {
-        match self {
-            Self::V4 => "ipv4/conf",
-            Self::V6 => "ipv6/conf",
-        }
-    }
-
-    fn is_among(self, families: Families) -> bool {
-        match self {
-            Self::V4 => families.v4,
-            Self::V6 => families.v6,
-        }
+/// The directory of the sysctls of interfaces, below `/proc/sys/net`.
+fn interfaces_dir(family: IpFamily) -> &'static str {
+    match family {
+        IpFamily::V4 => "ipv4/conf",
+        IpFamily::V6 => "ipv6/conf",
     }
 }
 
@@ -111,26 +97,26 @@ impl<'a> Forwarding<'a> {
         if self.unsaved(needed)?.is_empty() {
             return Ok(());
         }
-        let _locked = self.state.lock(Lock::Forwarding, false, LOCK_TIMEOUT)?;
+        let _locked = self.state.lock(Lock::Forwarding, LockMode::Exclusive, LOCK_TIMEOUT)?;
         let unsaved = self.unsaved(needed)?;
         if unsaved.is_empty() {
             return Ok(());
         }
         let interfaces = interface_names().map_err(NetworkError::attempt(READ_SETTINGS))?;
-        for version in unsaved {
-            let text = serde_json::to_string(&self.read_settings(version, &interfaces)?)
-                .map_err(NetworkError::io(format!("write {}", version.file())))?;
-            self.state.put(version.file(), text.as_bytes())?;
+        for family in unsaved {
+            let text = serde_json::to_string(&self.read_settings(family, &interfaces)?)
+                .map_err(NetworkError::io(format!("write {}", file_name(family))))?;
+            self.state.put(file_name(family), text.as_bytes())?;
         }
         Ok(())
     }
 
     /// Those of the needed IP versions whose settings must be saved.
-    fn unsaved(&self, needed: Families) -> Result<Vec<Version>> {
+    fn unsaved(&self, needed: Families) -> Result<Vec<IpFamily>> {
         let mut unsaved = Vec::new();
-        for version in Version::ALL.into_iter().filter(|version| version.is_among(needed)) {
-            if self.is_enabled(version)? == Some(false) && self.read_saved(version)?.is_none() {
-                unsaved.push(version);
+        for family in needed.iter() {
+            if self.is_enabled(family)? == Some(false) && self.read_saved(family)?.is_none() {
+                unsaved.push(family);
             }
         }
         Ok(unsaved)
@@ -138,14 +124,14 @@ impl<'a> Forwarding<'a> {
 
     /// The IP versions for which the host forwards for pods only: none while pods of plugins may need forwarding.
     pub(super) fn confined(&self) -> Result<Confined> {
-        let confined = Confined { v4: self.is_confinable(Version::V4)?, v6: self.is_confinable(Version::V6)? };
+        let confined = Confined { v4: self.is_confinable(IpFamily::V4)?, v6: self.is_confinable(IpFamily::V6)? };
         let is_lifted = confined != Confined::default() && self.plugins_may_need_it()?;
         Ok(if is_lifted { Confined::default() } else { confined })
     }
 
     /// Whether settings are saved: gantry has enabled forwarding, or is about to.
     pub(super) fn has_saved(&self) -> Result<bool> {
-        Ok(self.read_saved(Version::V4)?.is_some() || self.read_saved(Version::V6)?.is_some())
+        Ok(self.read_saved(IpFamily::V4)?.is_some() || self.read_saved(IpFamily::V6)?.is_some())
     }
 
     /// Whether plugins have attached a running pod to a network that may need forwarding. Results are cached before
@@ -161,8 +147,8 @@ impl<'a> Forwarding<'a> {
         Ok(valid.iter().any(needs) || cached.iter().any(|(_, pod, _)| others.contains(pod)))
     }
 
-    fn is_confinable(&self, version: Version) -> Result<bool> {
-        Ok(self.read_saved(version)?.is_some_and(|saved| saved.forwarding.is_empty()))
+    fn is_confinable(&self, family: IpFamily) -> Result<bool> {
+        Ok(self.read_saved(family)?.is_some_and(|saved| saved.forwarding.is_empty()))
     }
 
     /// Enables forwarding where it is off. The firewall rules must be installed already.
@@ -174,15 +160,15 @@ impl<'a> Forwarding<'a> {
         if needed == Families::default() {
             return Ok(());
         }
-        let _locked = self.state.lock(Lock::Forwarding, false, LOCK_TIMEOUT)?;
-        for version in Version::ALL.into_iter().filter(|version| version.is_among(needed)) {
-            if self.must_be_enabled(version)? {
-                if version == Version::V6 {
+        let _locked = self.state.lock(Lock::Forwarding, LockMode::Exclusive, LOCK_TIMEOUT)?;
+        for family in needed.iter() {
+            if self.must_be_enabled(family)? {
+                if family == IpFamily::V6 {
                     let mut socket = Socket::open().map_err(NetworkError::attempt("open a socket on the host"))?;
                     keep_accepting_advertisements(&mut socket)
                         .map_err(NetworkError::attempt("keep accepting router advertisements"))?;
                 }
-                enable(version).map_err(NetworkError::attempt("enable forwarding"))?;
+                enable(family).map_err(NetworkError::attempt("enable forwarding"))?;
             }
         }
         Ok(())
@@ -191,41 +177,41 @@ impl<'a> Forwarding<'a> {
     /// The sysctls of these IP versions that are off.
     pub(super) fn disabled(&self, needed: Families) -> Result<Vec<Sysctl<'static>>> {
         let mut disabled = Vec::new();
-        for version in Version::ALL.into_iter().filter(|version| version.is_among(needed)) {
-            if self.is_enabled(version)? == Some(false) {
-                disabled.push(version.sysctl());
+        for family in needed.iter() {
+            if self.is_enabled(family)? == Some(false) {
+                disabled.push(sysctl(family));
             }
         }
         Ok(disabled)
     }
 
-    fn must_be_enabled(&self, version: Version) -> Result<bool> {
-        Ok(self.is_enabled(version)? == Some(false) && self.read_saved(version)?.is_some())
+    fn must_be_enabled(&self, family: IpFamily) -> Result<bool> {
+        Ok(self.is_enabled(family)? == Some(false) && self.read_saved(family)?.is_some())
     }
 
     /// Restores the saved settings, unless another gantry or plugins have pods here: then a later call restores them.
     /// The caller holds the exclusive lock of the links, and no pod on gantry's own networks needs forwarding.
     pub(super) fn restore(&self) -> Result<()> {
-        let _locked = self.state.lock(Lock::Forwarding, false, LOCK_TIMEOUT)?;
-        for version in Version::ALL {
-            let Some(saved) = self.read_saved(version)? else {
+        let _locked = self.state.lock(Lock::Forwarding, LockMode::Exclusive, LOCK_TIMEOUT)?;
+        for family in IpFamily::ALL {
+            let Some(saved) = self.read_saved(family)? else {
                 // Saved in another boot, or damaged: there is nothing to restore.
-                self.state.remove(version.file())?;
+                self.state.remove(file_name(family))?;
                 continue;
             };
             if self.others_have_pods()? || self.plugins_may_need_it()? {
                 continue;
             }
-            let restored = restore(version, &saved);
+            let restored = restore(family, &saved);
             restored.map_err(NetworkError::attempt("restore the forwarding settings from before the first pod"))?;
-            self.state.remove(version.file())?;
+            self.state.remove(file_name(family))?;
         }
         Ok(())
     }
 
     /// `None`: the kernel lacks the IP version.
-    fn is_enabled(&self, version: Version) -> Result<Option<bool>> {
-        match version.sysctl().get() {
+    fn is_enabled(&self, family: IpFamily) -> Result<Option<bool>> {
+        match sysctl(family).get() {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
             Err(error) => Err(NetworkError::attempt("read whether the host forwards")(error)),
             Ok(value) => Ok(Some(value != "0")),
@@ -233,25 +219,25 @@ impl<'a> Forwarding<'a> {
     }
 
     /// The saved settings, if they are of this boot and network namespace.
-    fn read_saved(&self, version: Version) -> Result<Option<SavedForwarding>> {
-        let Some(text) = self.state.small(version.file())? else { return Ok(None) };
+    fn read_saved(&self, family: IpFamily) -> Result<Option<SavedForwarding>> {
+        let Some(text) = self.state.small(file_name(family))? else { return Ok(None) };
         let saved: Option<SavedForwarding> = serde_json::from_slice(&text).ok();
         let here = namespace_id()?;
         Ok(saved.filter(|saved| saved.boot == self.boot && saved.namespace == here))
     }
 
-    fn read_settings(&self, version: Version, interfaces: &[String]) -> Result<SavedForwarding> {
+    fn read_settings(&self, family: IpFamily, interfaces: &[String]) -> Result<SavedForwarding> {
         let (boot, namespace) = (self.boot.to_owned(), namespace_id()?);
         let read = || -> crate::netlink::Result<SavedForwarding> {
-            let set_to_one = |sysctl| interfaces_with(interfaces, version, sysctl, "1");
+            let set_to_one = |sysctl| interfaces_with(interfaces, family, sysctl, "1");
             let forwarding = set_to_one("forwarding")?;
-            Ok(match version {
-                Version::V4 => {
+            Ok(match family {
+                IpFamily::V4 => {
                     let accept_redirects = Some(Sysctl::Other(ACCEPT_REDIRECTS).get()?);
                     SavedForwarding { boot, namespace, forwarding, accept_redirects, listening: Vec::new() }
                 }
                 // `keep_accepting_advertisements` sets those with an IPv6 default route to 2.
-                Version::V6 => {
+                IpFamily::V6 => {
                     let listening = set_to_one("accept_ra")?;
                     SavedForwarding { boot, namespace, forwarding, accept_redirects: None, listening }
                 }
@@ -280,19 +266,19 @@ impl<'a> Forwarding<'a> {
 /// value, restores the old one if it does not get the RTNL lock, and a write that sees the value of another changes no
 /// interface. The lock keeps gantry's writes apart; podman, docker and others write without it. `conf/default` follows
 /// each effective write.
-fn enable(version: Version) -> crate::netlink::Result<()> {
-    let default = format!("{}/default/forwarding", version.conf());
+fn enable(family: IpFamily) -> crate::netlink::Result<()> {
+    let default = format!("{}/default/forwarding", interfaces_dir(family));
     for attempt in 0..MAX_ENABLE_ATTEMPTS {
         if attempt > 0 {
-            version.sysctl().set("0")?;
+            sysctl(family).set("0")?;
         }
-        version.sysctl().set("1")?;
+        sysctl(family).set("1")?;
         if Sysctl::Other(&default).get()? != "0" {
             return Ok(());
         }
     }
     Err(crate::netlink::Error::System {
-        what: format!("enable {} while other programs change it", version.sysctl()),
+        what: format!("enable {} while other programs change it", sysctl(family)),
         errno: rustix::io::Errno::BUSY,
     })
 }
@@ -301,16 +287,16 @@ fn enable(version: Version) -> crate::netlink::Result<()> {
 const MAX_ENABLE_ATTEMPTS: u32 = 8;
 const ACCEPT_REDIRECTS: &str = "ipv4/conf/all/accept_redirects";
 
-fn restore(version: Version, saved: &SavedForwarding) -> crate::netlink::Result<()> {
-    ensure(version.sysctl(), "0")?;
+fn restore(family: IpFamily, saved: &SavedForwarding) -> crate::netlink::Result<()> {
+    ensure(sysctl(family), "0")?;
     if let Some(value) = &saved.accept_redirects {
         ensure(Sysctl::Other(ACCEPT_REDIRECTS), value)?;
     }
     for name in &saved.forwarding {
-        ensure_if_present(Sysctl::Other(&format!("{}/{name}/forwarding", version.conf())), "1")?;
+        ensure_if_present(Sysctl::Other(&format!("{}/{name}/forwarding", interfaces_dir(family))), "1")?;
     }
     for name in &saved.listening {
-        let path = format!("{}/{name}/accept_ra", version.conf());
+        let path = format!("{}/{name}/accept_ra", interfaces_dir(family));
         match Sysctl::Other(&path).get() {
             Ok(value) if value == "2" => ensure_if_present(Sysctl::Other(&path), "1")?,
             // The interface is gone, or its setting was changed since.
@@ -329,13 +315,13 @@ fn interface_names() -> crate::netlink::Result<Vec<String>> {
 /// Those of the interfaces that still exist and whose sysctl of this name has this value.
 fn interfaces_with(
     interfaces: &[String],
-    version: Version,
+    family: IpFamily,
     sysctl: &str,
     value: &str,
 ) -> crate::netlink::Result<Vec<String>> {
     let mut selected = Vec::new();
     for name in interfaces {
-        match Sysctl::Other(&format!("{}/{name}/{sysctl}", version.conf())).get() {
+        match Sysctl::Other(&format!("{}/{name}/{sysctl}", interfaces_dir(family))).get() {
             Ok(has) if has == value => selected.push(name.clone()),
             Ok(_) => {}
             Err(error) if error.kind() == ErrorKind::NotFound => {}
@@ -383,7 +369,7 @@ mod tests {
         let forwarding = Forwarding::new(&host, &state, "boot");
         let is_confined = || forwarding.confined().unwrap() == Confined { v4: true, v6: true };
         let test = || {
-            Version::ALL.iter().for_each(|version| version.sysctl().set("0").unwrap());
+            IpFamily::ALL.iter().for_each(|family| sysctl(*family).set("0").unwrap());
             let both = Families { v4: true, v6: true };
             forwarding.save(both).unwrap();
             forwarding.enable(both).unwrap();
@@ -426,7 +412,7 @@ mod tests {
                 });
                 entered.unwrap();
             };
-            enter(&|| Version::ALL.iter().for_each(|version| version.sysctl().set("0").unwrap()));
+            enter(&|| IpFamily::ALL.iter().for_each(|family| sysctl(*family).set("0").unwrap()));
             let begin = std::sync::Barrier::new(PODS);
             std::thread::scope(|scope| {
                 for _ in 0..PODS {
@@ -438,9 +424,10 @@ mod tests {
                             forwarding.save(both).unwrap();
                             forwarding.enable(both).unwrap();
                             // Each pod starts its apps now.
-                            for version in Version::ALL {
-                                let forwards = Sysctl::Other(&format!("{}/lo/forwarding", version.conf())).get();
-                                assert_eq!(forwards.unwrap(), "1", "round {round}: {version:?}");
+                            for family in IpFamily::ALL {
+                                let forwards =
+                                    Sysctl::Other(&format!("{}/lo/forwarding", interfaces_dir(family))).get();
+                                assert_eq!(forwards.unwrap(), "1", "round {round}: {family}");
                             }
                         });
                     });

@@ -9,6 +9,7 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use gantry_contract::network::Host;
+use gantry_host::lock::LockMode;
 
 use super::error::{NetworkError, Result};
 use super::record::{Records, boot};
@@ -144,7 +145,8 @@ impl Collection<'_> {
         let brief = Host { plugin_limit_ms: self.host.plugin_limit_ms.min(MAX_COLLECT_MS), ..self.host.clone() };
         let runtime = self.state.runtime(&brief)?;
         for network in networks.values() {
-            let _locked = match self.state.lock(Lock::Plugins, false, LOCK_TIMEOUT.min(limit(self.host))) {
+            let wait = LOCK_TIMEOUT.min(limit(self.host));
+            let _locked = match self.state.lock(Lock::Plugins, LockMode::Exclusive, wait) {
                 // Plugins run for a pod just now: the next collection repeats this.
                 Err(NetworkError::Locked { .. }) => return Ok(()),
                 other => other?,
@@ -209,7 +211,7 @@ impl Collection<'_> {
         if unused::idle_bridges(self.host, &self.records, &mut socket)?.is_empty() {
             return Ok(());
         }
-        let _locked = match self.state.lock(Lock::Links, false, LOCK_TIMEOUT) {
+        let _locked = match self.state.lock(Lock::Links, LockMode::Exclusive, LOCK_TIMEOUT) {
             // A pod is being attached, perhaps to one of the bridges.
             Err(NetworkError::Locked { .. }) => return Ok(()),
             other => other?,

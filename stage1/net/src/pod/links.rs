@@ -9,13 +9,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use gantry_contract::network::Host;
+use gantry_host::lock::LockMode;
 use gantry_model::net::PodAddress;
 use gantry_model::{ErrorKind, Kind};
 
 use super::error::{NetworkError, Result, with_causes};
 use super::record::{Record, Records, boot};
 use super::state::{LOCK_TIMEOUT, Lock, StateDir};
-use super::tables;
+use super::tables::{self, EnabledInterface};
 use crate::address::Cidr;
 use crate::config::NetworkConfig;
 use crate::native::sysctl::ensure_if_present;
@@ -111,7 +112,7 @@ pub(super) fn repair(host: &Host) -> Result<Vec<String>> {
     let Some(state) = StateDir::find(host)? else { return Ok(Vec::new()) };
     // Bridges without pods are removed under the exclusive lock: a pod that ends meanwhile removes one that was created
     // here.
-    let _locked = state.lock(Lock::Links, true, LOCK_TIMEOUT)?;
+    let _locked = state.lock(Lock::Links, LockMode::Shared, LOCK_TIMEOUT)?;
     let (now, records) = (boot()?, Records::open(host)?);
     let mut up = records.valid()?;
     up.retain(|record| record.is_up(&now));
@@ -150,7 +151,7 @@ pub(super) fn repair(host: &Host) -> Result<Vec<String>> {
         }
     }
     if !damaged.is_empty() {
-        errors.extend(tables::enable_route_localnet(&tables::needed(&up, &now)?, true).err());
+        errors.extend(tables::enable_route_localnet(&tables::needed(&up, &now)?, EnabledInterface::AddFilter).err());
     }
     NetworkError::from_all(errors).map(|()| unrepaired)
 }

@@ -14,6 +14,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, sockopt};
 use super::error::{NetworkError, Result};
 use super::port_users;
 use super::select::Families;
+use crate::address::IpFamily;
 use crate::nft::HostPort;
 
 /// The user of a port that is found neither in a pod's record nor in `/proc`.
@@ -22,7 +23,7 @@ const UNKNOWN_USER: &str = "another process of this host";
 /// A socket that holds a port.
 #[derive(Debug)]
 pub(super) struct PortSocket {
-    ipv4: bool,
+    family: IpFamily,
     fd: OwnedFd,
 }
 
@@ -39,7 +40,7 @@ pub(super) fn hold(ports: &[PodPort], families: Families, held: &mut Vec<PortSoc
         for address in held_addresses(port, families) {
             for number in port.host_port..=port.host_port.saturating_add(port.count.saturating_sub(1)) {
                 if let Some(fd) = bind(address, number, port)? {
-                    held.push(PortSocket { ipv4: address.is_ipv4(), fd });
+                    held.push(PortSocket { family: IpFamily::of(address), fd });
                 }
             }
         }
@@ -80,7 +81,7 @@ fn try_pick(addresses: &[IpAddr], port: &PodPort) -> Result<Option<(u16, Vec<Por
             let name = rustix::net::getsockname(&fd).ok().and_then(|name| SocketAddr::try_from(name).ok());
             number = name.map_or(0, |name| name.port());
         }
-        sockets.push(PortSocket { ipv4: address.is_ipv4(), fd });
+        sockets.push(PortSocket { family: IpFamily::of(*address), fd });
     }
     Ok((number != 0).then_some((number, sockets)))
 }
@@ -101,7 +102,7 @@ pub(super) fn adjust(
         return Ok(());
     }
     check_families(ports, has, network)?;
-    held.retain(|socket| if socket.ipv4 { has.v4 } else { has.v6 });
+    held.retain(|socket| has.contains(socket.family));
     hold(ports, Families { v4: has.v4 && !had.v4, v6: has.v6 && !had.v6 }, held)
 }
 
@@ -109,14 +110,12 @@ pub(super) fn adjust(
 pub(super) fn check_families(ports: &[PodPort], has: Families, network: &str) -> Result<()> {
     for port in ports {
         let missing = match port.host_ip {
-            Some(address) if address.is_ipv4() && !has.v4 => Some(4),
-            Some(address) if address.is_ipv6() && !has.v6 => Some(6),
-            None if has == Families::default() => Some(4),
-            _ => None,
+            Some(address) => Some(IpFamily::of(address)).filter(|family| !has.contains(*family)),
+            None => (has == Families::default()).then_some(IpFamily::V4),
         };
         if let Some(family) = missing {
             let message = format!(
-                "cannot publish port {}: the pod has no IPv{family} address in network '{network}'",
+                "cannot publish port {}: the pod has no {family} address in network '{network}'",
                 shown(port, port.host_port)
             );
             return Err(NetworkError::new(ErrorKind::Invalid, message));
@@ -127,11 +126,17 @@ pub(super) fn check_families(ports: &[PodPort], has: Families, network: &str) ->
 
 /// The addresses on which a port is held.
 fn held_addresses(port: &PodPort, families: Families) -> Vec<IpAddr> {
-    let every = [(families.v4, Ipv4Addr::UNSPECIFIED.into()), (families.v6, Ipv6Addr::UNSPECIFIED.into())];
-    let every = every.into_iter().filter(|(wanted, _)| *wanted).map(|(_, address)| address);
     match port.host_ip {
-        Some(address) => every.filter(|it: &IpAddr| it.is_ipv4() == address.is_ipv4()).map(|_| address).collect(),
-        None => every.collect(),
+        Some(address) => Vec::from_iter(Some(address).filter(|address| families.contains(IpFamily::of(*address)))),
+        None => Vec::from_iter(families.iter().map(unspecified)),
+    }
+}
+
+/// The address that stands for every one of the family.
+fn unspecified(family: IpFamily) -> IpAddr {
+    match family {
+        IpFamily::V4 => Ipv4Addr::UNSPECIFIED.into(),
+        IpFamily::V6 => Ipv6Addr::UNSPECIFIED.into(),
     }
 }
 
@@ -145,7 +150,7 @@ pub(super) fn is_held(wanted: HostPort, port: &PodPort, families: Families) -> b
 
 /// Whether sockets on both addresses conflict. Those of gantry on `::` do not include IPv4.
 pub(super) fn overlap(one: IpAddr, other: IpAddr) -> bool {
-    one.is_ipv4() == other.is_ipv4() && (one == other || one.is_unspecified() || other.is_unspecified())
+    IpFamily::of(one) == IpFamily::of(other) && (one == other || one.is_unspecified() || other.is_unspecified())
 }
 
 /// `None`: the host has no IPv6, so there is nothing to hold.
@@ -252,6 +257,6 @@ mod tests {
             assert_eq!(held.len(), 2, "{has:?}");
         }
         adjust(&ports, both, v4, "publisher", &mut held).unwrap();
-        assert_eq!(held.iter().map(|socket| socket.ipv4).collect::<Vec<_>>(), [true]);
+        assert_eq!(held.iter().map(|socket| socket.family).collect::<Vec<_>>(), [IpFamily::V4]);
     }
 }

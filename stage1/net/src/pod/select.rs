@@ -12,6 +12,7 @@ use serde_json::{Map, Value, json};
 
 use super::error::{NetworkError, Result};
 use super::record::NetworkRecord;
+use crate::address::IpFamily;
 use crate::config::{Catalog, ConfigError, Ipam, NetworkConfig, PluginSettings, Source, builtin};
 use crate::ipam;
 use crate::native;
@@ -46,10 +47,23 @@ impl Families {
     pub(super) fn from_addresses(addresses: impl IntoIterator<Item = IpAddr>) -> Self {
         let mut families = Self::default();
         for address in addresses {
-            families.v4 |= address.is_ipv4();
-            families.v6 |= address.is_ipv6();
+            match IpFamily::of(address) {
+                IpFamily::V4 => families.v4 = true,
+                IpFamily::V6 => families.v6 = true,
+            }
         }
         families
+    }
+
+    pub(super) fn contains(self, family: IpFamily) -> bool {
+        match family {
+            IpFamily::V4 => self.v4,
+            IpFamily::V6 => self.v6,
+        }
+    }
+
+    pub(super) fn iter(self) -> impl Iterator<Item = IpFamily> {
+        IpFamily::ALL.into_iter().filter(move |family| self.contains(*family))
     }
 }
 

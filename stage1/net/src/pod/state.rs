@@ -186,15 +186,14 @@ impl StateDir {
         Ok(Runtime::new(dirs, self.cache()?, limit(host)))
     }
 
-    /// Waits for a lock, shared with others (`shared`) or exclusive.
-    pub(super) fn lock(&self, lock: Lock, shared: bool, wait: Duration) -> Result<Locked> {
+    /// Waits for a lock.
+    pub(super) fn lock(&self, lock: Lock, mode: LockMode, wait: Duration) -> Result<Locked> {
         let path = || format!("{}/{}", self.path, lock.name());
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let file = rustix::fs::openat(&self.fd, lock.name(), flags, Mode::RUSR | Mode::WUSR)
             .map_err(NetworkError::io(format!("open {}", path())))?;
-        let mode = if shared { LockMode::Shared } else { LockMode::Exclusive };
         let locked = LockedFile::lock_within(file, mode, wait, |file, elapsed| {
-            let orphan = lock == Lock::Plugins && shared && elapsed >= ORPHAN_TIMEOUT;
+            let orphan = lock == Lock::Plugins && mode == LockMode::Shared && elapsed >= ORPHAN_TIMEOUT;
             if orphan { end_orphans(file) } else { Ok(()) }
         });
         let locked = locked.map_err(NetworkError::io(format!("lock {}", path())))?;
@@ -314,12 +313,12 @@ pub(super) mod tests {
         let temp = tempfile::tempdir().unwrap();
         let state = StateDir::open(&host(temp.path())).unwrap();
         let short = Duration::ZERO;
-        let one = state.lock(Lock::Links, true, short).unwrap();
-        let _two = state.lock(Lock::Plugins, false, short).unwrap();
-        drop(state.lock(Lock::Links, true, short).unwrap());
-        let error = state.lock(Lock::Links, false, short).err().unwrap();
+        let one = state.lock(Lock::Links, LockMode::Shared, short).unwrap();
+        let _two = state.lock(Lock::Plugins, LockMode::Exclusive, short).unwrap();
+        drop(state.lock(Lock::Links, LockMode::Shared, short).unwrap());
+        let error = state.lock(Lock::Links, LockMode::Exclusive, short).err().unwrap();
         assert!(matches!(error, NetworkError::Locked { .. }), "{error}");
         drop(one);
-        state.lock(Lock::Links, false, short).unwrap();
+        state.lock(Lock::Links, LockMode::Exclusive, short).unwrap();
     }
 }

@@ -14,6 +14,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use gantry_contract::network::Host;
+use gantry_host::lock::LockMode;
 use gantry_model::net::MAX_NETWORKS;
 use gantry_model::{ErrorKind, Kind};
 
@@ -139,7 +140,7 @@ pub(super) fn reload(host: &Host) -> Result<()> {
         if needed_state(host, &records.valid()?, &boot)? == state {
             // Other programs turn forwarding off (docker, sysctl --system).
             forward_for(host, &boot, families, |forwarding, families| forwarding.enable(families))?;
-            return enable_route_localnet(&state, true);
+            return enable_route_localnet(&state, EnabledInterface::AddFilter);
         }
     }
     Err(NetworkError::attempt(RELOAD)(nft::Error::Contended { what: "make the table equal to the records".into() }))
@@ -157,7 +158,7 @@ pub(super) fn reload_confinement(host: &Host) -> Result<()> {
 /// Removes the table if no pod needs it; checked again while no pod is being attached.
 fn delete_if_unused(host: &Host) -> Result<()> {
     let Some(state) = StateDir::find(host)? else { return Ok(()) };
-    let _locked = match state.lock(Lock::Links, false, Duration::ZERO) {
+    let _locked = match state.lock(Lock::Links, LockMode::Exclusive, Duration::ZERO) {
         // A pod is being attached, which adds its entries itself.
         Err(NetworkError::Locked { .. }) => return Ok(()),
         other => other?,
@@ -211,9 +212,12 @@ pub(super) fn remove_shared(host: &Host, unused: &State) -> Result<()> {
 /// whose configuration can no longer be read counts as forwarded.
 pub(super) fn forwarded_families(records: &[Record], boot: &str) -> Families {
     let mut families = Families::default();
+    // Many pods have few networks: each configuration is parsed once.
+    let mut forwarded: BTreeMap<(&str, &str), bool> = BTreeMap::new();
     for record in records.iter().filter(|record| record.is_up(boot)) {
         for network in record.networks.iter().filter(|network| !network.plugins) {
-            if network.config().map_or(true, |config| native::is_forwarded(&config)) {
+            let parse = || network.config().map_or(true, |config| native::is_forwarded(&config));
+            if *forwarded.entry((&network.source, &network.text)).or_insert_with(parse) {
                 let attached = record.attached.iter().filter(|it| it.interface == network.interface);
                 let addresses = attached.flat_map(|it| &it.addresses).map(|it| it.address);
                 families |= Families::from_addresses(addresses);
@@ -235,13 +239,21 @@ fn forward_for(
     }
 }
 
+/// What happens to an interface whose `route_localnet` is enabled already.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum EnabledInterface {
+    Skip,
+    /// It gets its filter, which it may have lost or never had.
+    AddFilter,
+}
+
 /// Enables `route_localnet` on the interfaces of these entries with published IPv4 ports. The entries are in the table.
-pub(super) fn enable_route_localnet(entries: &State, check_filters: bool) -> Result<()> {
+pub(super) fn enable_route_localnet(entries: &State, enabled: EnabledInterface) -> Result<()> {
     let to: BTreeSet<IpAddr> = entries.ports.values().map(|it| it.to.ip()).filter(IpAddr::is_ipv4).collect();
     let contains_pod = |prefix: &nft::Prefix| to.iter().any(|to| prefix.contains(*to));
     let with_ports = |name: &String| entries.networks.get(name).is_some_and(|it| it.prefixes.iter().any(contains_pod));
     let interfaces = entries.interfaces.iter().filter(|(_, it)| with_ports(&it.network));
-    interfaces.map(|(name, _)| name).try_for_each(|name| ignore_missing(open_loopback(name, check_filters)))
+    interfaces.map(|(name, _)| name).try_for_each(|name| ignore_missing(open_loopback(name, enabled)))
 }
 
 /// Disables `route_localnet` on interfaces that are in the table but that no pod needs.
@@ -253,11 +265,11 @@ fn disable_route_localnet(host: &Host, needed: &State) -> Result<()> {
 
 /// Sets `route_localnet` of an interface. First adds a tc filter that drops packets from and to 127.0.0.0/8 on the
 /// wire: the table drops them too, but another program may flush it (CVE-2020-8558). Without the kernel modules, only
-/// the table does. A reload passes `check_filter`: it adds the filter to interfaces that lost it or never had it.
-fn open_loopback(interface: &str, check_filter: bool) -> crate::netlink::Result<()> {
+/// the table does.
+fn open_loopback(interface: &str, enabled: EnabledInterface) -> crate::netlink::Result<()> {
     let sysctl = Sysctl::RouteLocalnet(interface);
     let is_open = sysctl.get()? == "1";
-    if is_open && !check_filter {
+    if is_open && enabled == EnabledInterface::Skip {
         return Ok(());
     }
     let mut socket = Socket::open()?;

@@ -14,6 +14,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use gantry_contract::network::Host;
+use gantry_host::lock::LockMode;
 
 use super::error::{NetworkError, Result};
 use super::forwarding::Forwarding;
@@ -118,10 +119,11 @@ impl SharedResources {
         let now = boot()?;
         // Without the directory there is no lock: the data directory was removed.
         let state = StateDir::find(&self.host)?;
-        let _locked = match state.as_ref().map(|state| state.lock(Lock::Links, false, timeout)).transpose() {
-            Err(NetworkError::Locked { .. }) => return Ok(()),
-            other => other?,
-        };
+        let _locked =
+            match state.as_ref().map(|state| state.lock(Lock::Links, LockMode::Exclusive, timeout)).transpose() {
+                Err(NetworkError::Locked { .. }) => return Ok(()),
+                other => other?,
+            };
         let (valid, others) = Records::open(&self.host)?.partition()?;
         // The needs of a pod with an unusable record are unknown.
         if !others.is_empty() {
