@@ -22,7 +22,7 @@ use rusqlite::Connection;
 
 use crate::backup::{INTEGRITY_CHECK, failing};
 use crate::constraints;
-use crate::db::{FileId, SchemaState, check_schema, connect, find_remains, read_counters};
+use crate::db::{NamedFile, SchemaState, check_schema, connect, find_remains, read_counters};
 use crate::high_water::HighWater;
 use crate::migrate::STEPS;
 use crate::reserve;
@@ -55,7 +55,7 @@ pub(crate) fn find_damage(layout: &Layout, boot: &BootId) -> Result<Option<Damag
 }
 
 fn find_damage_once(layout: &Layout, boot: &BootId) -> Result<Option<Damage>, OpenError> {
-    let file = FileId::of_path(&layout.db())?;
+    let file = NamedFile::find(&layout.db())?;
     if file.is_none_or(|file| file.len == 0) {
         let how = if file.is_some() { "empty" } else { "missing" };
         return Ok(

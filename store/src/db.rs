@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use gantry_host::boot::{BOOT_ID, read_boot_id};
+use gantry_host::file_id::FileId;
 use gantry_model::{BootId, Timestamp};
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags, OptionalExtension as _, Transaction, TransactionBehavior};
@@ -82,31 +83,21 @@ pub(crate) struct Connected {
 }
 
 /// The file that a path names.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct FileId {
-    dev: u64,
-    ino: u64,
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct NamedFile {
+    pub(crate) id: FileId,
     /// Bytes, at that moment.
     pub(crate) len: u64,
 }
 
-impl FileId {
-    /// An open file.
-    pub(crate) fn of_open(file: &File) -> io::Result<Self> {
-        file.metadata().map(|found| Self { dev: found.dev(), ino: found.ino(), len: found.len() })
-    }
-
+impl NamedFile {
     /// The file of this name; `None` when there is none.
-    pub(crate) fn of_path(path: &Path) -> Result<Option<Self>, StoreError> {
+    pub(crate) fn find(path: &Path) -> Result<Option<Self>, StoreError> {
         match fs::symlink_metadata(path) {
-            Ok(found) => Ok(Some(Self { dev: found.dev(), ino: found.ino(), len: found.len() })),
+            Ok(found) => Ok(Some(Self { id: FileId::from(&found), len: found.len() })),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(StoreError::io("examine", path)(error)),
         }
-    }
-
-    pub(crate) fn is_same(self, other: Self) -> bool {
-        (self.dev, self.ino) == (other.dev, other.ino)
     }
 }
 
@@ -177,7 +168,7 @@ impl Store {
         };
         refuse_read_only(&layout)?;
         // An empty database is not opened: SQLite would take its WAL for that of another file and delete it.
-        if let Some(file) = FileId::of_path(&layout.db())?.filter(|file| file.len > 0) {
+        if let Some(file) = NamedFile::find(&layout.db())?.filter(|file| file.len > 0) {
             let (mark, wal_is_empty) = (HighWater::load(&layout)?, is_wal_empty(&layout)?);
             let db = connect(&layout, boot)?;
             if matches!(check_schema(&db.conn, &layout, boot, steps)?, SchemaState::Ready) {
@@ -186,7 +177,7 @@ impl Store {
                     refuse_torn_checkpoint(&db.conn)?;
                 }
                 reserve::fill(&layout)?;
-                return Self::from_connected(db, layout, boot, Some(file));
+                return Self::from_connected(db, layout, boot, Some(file.id));
             }
         }
         let (db, file) = make_ready(&root, &layout, boot, steps)?;
@@ -221,11 +212,10 @@ impl Store {
         let (dir, boot) = (&resolved(dir), current_boot()?);
         let layout = Layout::new(dir);
         open_root(dir)?;
-        let file = FileId::of_path(&layout.db())?;
-        if file.is_none_or(|file| file.len == 0) {
+        let Some(file) = NamedFile::find(&layout.db())?.filter(|file| file.len > 0) else {
             refuse_lost(&layout)?;
             return Err(OpenError::Absent { dir: dir.to_owned() });
-        }
+        };
         let db = connect_to_read(&layout, &boot)?;
         match check_schema(&db.conn, &layout, &boot, STEPS)? {
             // Killed between making the file and its first table: nothing was ever stored.
@@ -236,7 +226,7 @@ impl Store {
             // A new boot matters to writers only.
             SchemaState::Behind(_) | SchemaState::Ready => {}
         }
-        let store = Self::from_connected(db, layout, &boot, file)?;
+        let store = Self::from_connected(db, layout, &boot, Some(file.id))?;
         store.conn.execute_batch("PRAGMA query_only = ON").map_err(StoreError::sql("open the database"))?;
         Ok(store)
     }
@@ -248,7 +238,7 @@ impl Store {
     /// [`StoreError::Io`].
     pub fn is_current(&self) -> Result<bool, StoreError> {
         let Some(ours) = self.file else { return Ok(true) };
-        Ok(FileId::of_path(&self.layout.db())?.is_some_and(|named| named.is_same(ours)))
+        Ok(NamedFile::find(&self.layout.db())?.is_some_and(|named| named.id == ours))
     }
 
     /// Stops the clock that gives events their times, for tests.
@@ -541,7 +531,7 @@ fn make_ready_locked(
 ) -> Result<(Connected, Option<FileId>), OpenError> {
     // Check again: gantryd may have found the database damaged, or restored it, during the wait.
     refuse_read_only(layout)?;
-    if FileId::of_path(&layout.db())?.is_none_or(|file| file.len == 0) {
+    if NamedFile::find(&layout.db())?.is_none_or(|file| file.len == 0) {
         refuse_lost(layout)?;
     }
     make_dirs(layout)?;
@@ -550,7 +540,7 @@ fn make_ready_locked(
     drop(open_lock_file(&keeper)?);
     let wal_is_empty = is_wal_empty(layout)?;
     make_file(root, layout, boot)?;
-    let file = FileId::of_path(&layout.db())?;
+    let file = NamedFile::find(&layout.db())?.map(|file| file.id);
     let mark = HighWater::load(layout)?;
     let db = connect(layout, boot)?;
     let conn = &db.conn;

@@ -4,6 +4,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
+use gantry_host::file_id::FileId;
 pub(crate) use gantry_host::lock::{LockMode, try_lock};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -46,9 +47,9 @@ pub(crate) fn open_dir(path: &Path) -> rustix::io::Result<OwnedFd> {
 /// Whether the opened file is still the one that the path names: a lock on a file that was removed or renamed in
 /// between protects nothing.
 pub(crate) fn still_named(file: impl AsFd, path: &Path) -> rustix::io::Result<bool> {
-    let ours = rustix::fs::fstat(file)?;
+    let ours = FileId::from(&rustix::fs::fstat(file)?);
     match rustix::fs::lstat(path) {
-        Ok(named) => Ok((ours.st_dev, ours.st_ino) == (named.st_dev, named.st_ino)),
+        Ok(named) => Ok(FileId::from(&named) == ours),
         Err(Errno::NOENT) => Ok(false),
         Err(errno) => Err(errno),
     }

@@ -45,7 +45,7 @@ use rustix::fs::{FlockOperation, Mode};
 use crate::backup::{Backup, INTEGRITY_CHECK, QUICK_CHECK, Verdict, backups, examine, examine_content, next_seq};
 use crate::damage::{self, Damage};
 use crate::db::{
-    BOOT_JUMP, BUSY_TIMEOUT, FileId, after_boot, connect_to, current_boot, make_db, make_dirs, make_root, open_root,
+    BOOT_JUMP, BUSY_TIMEOUT, NamedFile, after_boot, connect_to, current_boot, make_db, make_dirs, make_root, open_root,
     resolved, set_wal,
 };
 use crate::high_water::HighWater;
@@ -293,7 +293,7 @@ impl DataDir {
     /// The number in the damaged database, with its WAL if that can be read.
     fn damaged_number(&self) -> Option<u64> {
         let path = self.layout.db();
-        FileId::of_path(&path).ok()?.filter(|file| file.len > 0)?;
+        NamedFile::find(&path).ok()?.filter(|file| file.len > 0)?;
         let whole = connect_to(&path).ok()?.query_row("SELECT next_seq FROM state", [], |row| row.get(0)).ok();
         whole.or_else(|| next_seq(&path))
     }

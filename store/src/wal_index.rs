@@ -24,12 +24,13 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use gantry_host::file_id::FileId;
 use gantry_model::BootId;
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
 use rustix::fs::{FallocateFlags, OFlags};
 
-use crate::db::{BUSY_TIMEOUT, FileId};
+use crate::db::{BUSY_TIMEOUT, NamedFile};
 use crate::{Layout, StoreError};
 
 /// Where SQLite's locks show that a process uses the index.
@@ -76,7 +77,7 @@ impl Drop for IndexLease {
     fn drop(&mut self) {
         let Some(id) = self.0 else { return };
         let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
-        for index in opened.iter_mut().filter(|index| index.id.is_same(id)) {
+        for index in opened.iter_mut().filter(|index| index.id == id) {
             index.leases -= 1;
             if index.leases == 0 {
                 index.stamp_if_last();
@@ -117,7 +118,7 @@ pub(crate) fn prepare_to_read(layout: &Layout, boot: &BootId) -> Result<(IndexLe
 fn open_and_claim(layout: &Layout, boot: &BootId) -> Result<(IndexLease, Result<(), StoreError>), StoreError> {
     let path = layout.wal_index();
     let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
-    let known = FileId::of_path(&path)?.and_then(|id| opened.iter_mut().find(|index| index.id.is_same(id)));
+    let known = NamedFile::find(&path)?.and_then(|named| opened.iter_mut().find(|index| index.id == named.id));
     if let Some(index) = known {
         index.leases += 1;
         let claimed = claim(&index.file, layout, boot);
@@ -130,7 +131,7 @@ fn open_and_claim(layout: &Layout, boot: &BootId) -> Result<(IndexLease, Result<
         Err(error) if error.kind() == ErrorKind::ReadOnlyFilesystem => return Ok((IndexLease(None), Ok(()))),
         Err(error) => return Err(StoreError::io("open", &path)(error)),
     };
-    let id = FileId::of_open(&file).map_err(StoreError::io("examine", &path))?;
+    let id = FileId::of_file(&file).map_err(StoreError::io("examine", &path))?;
     let claimed = claim(&file, layout, boot);
     let is_claimed = claimed.is_ok();
     opened.push(Opened { id, file, leases: 1, layout: layout.clone(), boot: boot.clone(), is_claimed });

@@ -4,12 +4,13 @@ use std::fmt;
 use std::io;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs as _};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::os::unix::fs::FileTypeExt as _;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
+use gantry_host::file_id::FileId;
 use gantry_host::lock::{LockMode, lock_within};
 use gantry_model::id::shown;
 use gantry_model::{ErrorKind, Kind};
@@ -329,20 +330,19 @@ fn try_connect(path: &Path) -> io::Result<()> {
 #[derive(Debug)]
 pub(crate) struct SocketFile {
     path: PathBuf,
-    identity: (u64, u64),
+    id: FileId,
 }
 
 impl SocketFile {
     fn identify(path: &Path) -> io::Result<Self> {
-        let found = path.symlink_metadata()?;
-        Ok(Self { path: path.to_owned(), identity: (found.dev(), found.ino()) })
+        Ok(Self { path: path.to_owned(), id: FileId::from(&path.symlink_metadata()?) })
     }
 
     /// Removes the file if it is still the one that this process made. Call it before the socket is closed: until then
     /// no process takes it for stale, and the kernel does not reuse its inode number.
     pub(crate) fn remove(&self) -> io::Result<()> {
         match Self::identify(&self.path) {
-            Ok(now) if now.identity == self.identity => std::fs::remove_file(&self.path),
+            Ok(now) if now.id == self.id => std::fs::remove_file(&self.path),
             Ok(_) => Ok(()),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             Err(error) => Err(error),

@@ -8,6 +8,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use gantry_host::file_id::FileId;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{FileType, Mode, OFlags, fstat};
 use rustix::io::{Errno, ioctl_fionbio};
@@ -39,7 +40,7 @@ fn is_pipe(fd: &OwnedFd) -> bool {
 fn is_same_stream(one: BorrowedFd<'_>, other: BorrowedFd<'_>) -> io::Result<bool> {
     let (one, other) = (fstat(one)?, fstat(other)?);
     let is_file = FileType::from_raw_mode(one.st_mode) == FileType::RegularFile;
-    Ok(!is_file && (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino))
+    Ok(!is_file && FileId::from(&one) == FileId::from(&other))
 }
 
 /// Copies bytes in one direction.

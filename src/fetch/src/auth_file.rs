@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use base64::Engine as _;
-use gantry_host::file::read_stream;
+use gantry_host::file::{is_absent, read_stream};
 use gantry_model::id::shown;
 use gantry_model::{ErrorKind, Kind};
 use serde::Deserialize;
@@ -171,9 +171,7 @@ pub(crate) fn read_auth_file<T: DeserializeOwned>(path: &Path) -> Result<Option<
     let failed = AuthFileError::io("read the credentials in", path);
     let file = match std::fs::File::open(path) {
         Ok(file) => file,
-        Err(error) if matches!(error.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory) => {
-            return Ok(None);
-        }
+        Err(error) if is_absent(&error) => return Ok(None),
         Err(error) => return Err(failed(error)),
     };
     let bytes = read_stream(file, MAX_FILE).map_err(|error| match error.kind() {

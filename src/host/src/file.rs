@@ -109,6 +109,13 @@ fn create_file(dir: BorrowedFd<'_>, temporary: &str, mode: Mode) -> rustix::io::
     }
 }
 
+/// Whether an error of opening a file means that there is none, perhaps because what should be its directory is another
+/// file.
+#[must_use]
+pub fn is_absent(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
+}
+
 /// Reads a whole file of at most `limit` bytes. A FIFO or a device in its place does not block and is an error.
 ///
 /// # Errors

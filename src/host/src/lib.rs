@@ -7,8 +7,10 @@
 //! | `cgroup` | cgroups of v1, v2 and hybrid hosts: create, join, kill, freeze, limits, counters, remove |
 //! | `device` | device nodes of the host |
 //! | `file` | bounded reads, files that get their name when they are complete, sync |
+//! | `file_id` | whether two paths or descriptors lead to the same file |
 //! | `inotify` | changes of directories |
 //! | `lock` | flock(2) with a timeout |
+//! | `lock_holders` | the processes that hold a lock of flock(2) |
 //! | `memory` | the heap, and the settings of the C library's allocator |
 //! | `mounts` | peer groups and restricted clones of mounts |
 //! | `parallel` | work on many items by several threads |
@@ -26,6 +28,7 @@ pub mod boot;
 pub mod cgroup;
 pub mod device;
 pub mod file;
+pub mod file_id;
 pub mod inotify;
 pub mod lock;
 pub mod lock_holders;

@@ -2,45 +2,12 @@
 //! their descriptors.
 
 use std::ffi::OsStr;
-use std::os::fd::AsFd;
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::{fs, io};
 
-use rustix::fs::{AtFlags, CWD, FileType, Statx, StatxFlags, statx};
+use rustix::fs::{CWD, FileType};
 
-/// A file under any path: major and minor number of its device, and its inode number.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct FileId {
-    device: (u32, u32),
-    inode: u64,
-}
-
-impl FileId {
-    /// The file of a path, through links. Does not wait for a network file system.
-    ///
-    /// # Errors
-    /// Of statx(2).
-    pub fn of_path(path: &Path) -> io::Result<Self> {
-        Ok(Self::from_statx(&examine(CWD, path)?))
-    }
-
-    /// An open file.
-    ///
-    /// # Errors
-    /// Of statx(2).
-    pub fn of_file(file: impl AsFd) -> io::Result<Self> {
-        Ok(Self::from_statx(&examine(file, Path::new(""))?))
-    }
-
-    fn from_statx(stat: &Statx) -> Self {
-        Self { device: (stat.stx_dev_major, stat.stx_dev_minor), inode: stat.stx_ino }
-    }
-}
-
-fn examine(at: impl AsFd, path: &Path) -> rustix::io::Result<Statx> {
-    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-    statx(at, path, flags, StatxFlags::INO | StatxFlags::TYPE)
-}
+use crate::file_id::{FileId, examine};
 
 /// A file on which a process holds a lock by one of its descriptors.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,7 +36,7 @@ pub fn held_locks(process: &Path, name: &OsStr) -> impl Iterator<Item = HeldLock
         let info = fs::read_to_string(process.join("fdinfo").join(descriptor.file_name())).ok()?;
         info.lines().any(|line| line.starts_with("lock:")).then(|| HeldLock {
             path,
-            file: FileId::from_statx(&stat),
+            file: FileId::from(&stat),
             is_dir: FileType::from_raw_mode(stat.stx_mode.into()) == FileType::Directory,
         })
     })

@@ -8,6 +8,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
+use crate::file_id::FileId;
+
 /// The bytes of a block in `st_blocks` (inode(7)).
 pub(crate) const BLOCK: u64 = 512;
 /// The entries between two calls of the function that ends a walk.
@@ -66,7 +68,7 @@ pub fn measure_while(
         }
         levels.pop();
         let Some(parent) = levels.last() else { break };
-        let Some(opened) = open_parent(&current, parent.identity) else {
+        let Some(opened) = open_parent(&current, parent.id) else {
             // The directory was moved: the rest of its parents cannot be reached from here.
             walk.usage.is_complete = false;
             break;
@@ -78,15 +80,15 @@ pub fn measure_while(
 
 /// A directory whose subdirectories are being read.
 struct Level {
-    identity: (u64, u64),
+    id: FileId,
     /// Its subdirectories that are left.
     pending: Vec<CString>,
 }
 
 struct Walk<'a> {
     usage: TreeUsage,
-    /// Inodes with several names, with their devices.
-    links: HashSet<(u64, u64)>,
+    /// Files with several names.
+    links: HashSet<FileId>,
     max_entries: u64,
     /// The names in all levels.
     pending: usize,
@@ -97,7 +99,7 @@ struct Walk<'a> {
 
 impl Walk<'_> {
     fn read_level(&mut self, dir: &OwnedFd) -> io::Result<Level> {
-        let mut level = Level { identity: identity(&rustix::fs::fstat(dir)?), pending: Vec::new() };
+        let mut level = Level { id: FileId::from(&rustix::fs::fstat(dir)?), pending: Vec::new() };
         for entry in Dir::read_from(dir)? {
             let entry = entry?;
             let name = entry.file_name();
@@ -130,14 +132,10 @@ impl Walk<'_> {
     fn count(&mut self, stat: &Stat) {
         self.usage.entries += 1;
         let is_dir = FileType::from_raw_mode(stat.st_mode).is_dir();
-        if is_dir || stat.st_nlink <= 1 || self.links.insert(identity(stat)) {
+        if is_dir || stat.st_nlink <= 1 || self.links.insert(FileId::from(stat)) {
             self.usage.bytes += u64::try_from(stat.st_blocks).unwrap_or(0) * BLOCK;
         }
     }
-}
-
-fn identity(stat: &Stat) -> (u64, u64) {
-    (stat.st_dev, stat.st_ino)
 }
 
 /// Opens a directory beneath another without following anything and without crossing a mount.
@@ -149,11 +147,11 @@ pub(crate) fn open_child(parent: BorrowedFd<'_>, name: &CStr) -> rustix::io::Res
 }
 
 /// The parent of a directory, if it is still this one.
-fn open_parent(dir: &OwnedFd, expected: (u64, u64)) -> Option<OwnedFd> {
+fn open_parent(dir: &OwnedFd, expected: FileId) -> Option<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let parent = retry(|| rustix::fs::openat(dir, c"..", flags, Mode::empty())).ok()?;
     let stat = rustix::fs::fstat(&parent).ok()?;
-    (identity(&stat) == expected).then_some(parent)
+    (FileId::from(&stat) == expected).then_some(parent)
 }
 
 fn retry<T>(call: impl Fn() -> rustix::io::Result<T>) -> rustix::io::Result<T> {

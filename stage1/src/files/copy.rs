@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 
 use gantry_contract::plan::ImageSize;
 use gantry_host::attributes::copy_extended_attributes;
+use gantry_host::file_id::FileId;
 use rustix::fs::{Advice, AtFlags, Dir, FileType, Mode, OFlags, SeekFrom, Stat, Timespec, Timestamps};
 use rustix::io::Errno;
 
@@ -117,8 +118,8 @@ struct TreeCopy<'a> {
     top: &'a OwnedFd,
     budget: &'a mut Budget,
     covered: &'a BTreeSet<PathBuf>,
-    /// Files with several links, by device and inode: a path of the copy, relative to `top`.
-    links: HashMap<(u64, u64), PathBuf>,
+    /// Files with several links: a path of the copy, relative to `top`.
+    links: HashMap<FileId, PathBuf>,
     /// The length of all paths in `links`.
     link_bytes: usize,
 }
@@ -170,7 +171,7 @@ impl TreeCopy<'_> {
     }
 
     fn copy_file(&mut self, from: &OwnedFd, to: &OwnedFd, name: &CStr, path: &Path, stat: &Stat) -> Result<()> {
-        let file = (stat.st_dev, stat.st_ino);
+        let file = FileId::from(stat);
         if let Some(first) = self.links.get(&file).filter(|_| stat.st_nlink > 1) {
             return Ok(rustix::fs::linkat(self.top, first, to, name, AtFlags::empty())?);
         }

@@ -5,7 +5,7 @@ use std::{fs, io};
 use gantry_model::BootId;
 use rusqlite::Connection;
 
-use super::{FileId, OpenError, read_counters};
+use super::{NamedFile, OpenError, read_counters};
 use crate::high_water::HighWater;
 use crate::{Layout, StoreError, backup};
 
@@ -37,7 +37,7 @@ pub(super) fn refuse_rolled_back(
 /// not truncated, and closing the database does not delete it. To be called before SQLite opens the database and
 /// creates the WAL.
 pub(super) fn is_wal_empty(layout: &Layout) -> Result<bool, StoreError> {
-    Ok(FileId::of_path(&layout.wal())?.is_none_or(|wal| wal.len == 0))
+    Ok(NamedFile::find(&layout.wal())?.is_none_or(|wal| wal.len == 0))
 }
 
 /// Refuses a database that lost its WAL during a checkpoint: the file has some pages of the newest commits and lacks
@@ -54,7 +54,7 @@ pub(super) fn refuse_torn_checkpoint(conn: &Connection) -> Result<(), StoreError
 /// Refuses a database without content whose directory has some: a new database in its place would not know the content,
 /// and garbage collection would delete all of it.
 pub(super) fn refuse_lost(layout: &Layout) -> Result<(), OpenError> {
-    let how = if FileId::of_path(&layout.db())?.is_some() { "empty" } else { "missing" };
+    let how = if NamedFile::find(&layout.db())?.is_some() { "empty" } else { "missing" };
     match find_remains(layout)? {
         Some(what) => Err(OpenError::lost(&layout.db(), how, what)),
         None => Ok(()),

@@ -20,6 +20,7 @@ use gantry_fetch::transfer::{
     Confinement, Destination, ExtractOptions, Extracted, PackOptions, Packed, Source, TransferError, extract,
     kernel_file_system, pack,
 };
+use gantry_host::file_id::FileId;
 use gantry_model::{AppName, PodId};
 use rustix::fs::{FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
@@ -320,8 +321,8 @@ fn copy_tree(
     let into = to.open(&directory, OFlags::PATH).and_then(rustix::fs::fstat);
     let into = into.map_err(|error| failed("inspect", &directory.to_string_lossy(), error))?;
     // A volume may have the destination below the source.
-    let into = (into.st_dev, into.st_ino);
-    if kind(&from.stat) == FileType::Directory && (from.stat.st_dev, from.stat.st_ino) == into {
+    let into = FileId::from(&into);
+    if kind(&from.stat) == FileType::Directory && FileId::from(&from.stat) == into {
         return Err(refused(format!("'{}' is the directory to copy", shown(&directory))));
     }
     let packing = PackOptions { skip: Some(into), ..packing };

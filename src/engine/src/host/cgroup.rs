@@ -8,7 +8,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use gantry_host::cgroup::{self, Hierarchy};
-use gantry_host::lock_holders::{FileId, HeldLock};
+use gantry_host::file_id::FileId;
+use gantry_host::lock_holders::HeldLock;
 use gantry_model::cgroup::{CgroupManager, CgroupParent};
 use gantry_model::error::chain;
 use gantry_model::{ErrorKind, PodId};

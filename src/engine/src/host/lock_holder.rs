@@ -3,7 +3,8 @@
 use std::fs;
 use std::path::Path;
 
-use gantry_host::lock_holders::{FileId, HeldLock, held_locks};
+use gantry_host::file_id::FileId;
+use gantry_host::lock_holders::{HeldLock, held_locks};
 use gantry_model::PodId;
 use gantry_model::id::shown;
 

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use gantry_contract::network::{Network, NetworkOperation, Reply, Request};
 use gantry_contract::{files, plan as out};
-use gantry_host::file::{in_memory, read_truncated};
+use gantry_host::file::{in_memory, is_absent, read_truncated};
 use gantry_model::id::shown;
 use gantry_model::net::NetworkRequest;
 use gantry_model::{ErrorKind, Kind, NetMode, PodId};
@@ -26,7 +26,6 @@ use crate::error::EngineError;
 use crate::host::process::{self, Deadline};
 use crate::host::stage1::{self, Attempt, EXIT_TIMEOUT, Executable, Line, printable};
 use crate::pods::plan_net;
-use crate::pods::pod_dir::is_absent;
 use crate::pods::rm::RmError;
 
 pub use gantry_netlink::nft::{Change as FirewallChange, Monitor as FirewallMonitor, TablePart as FirewallPart};

@@ -9,6 +9,7 @@ pub(crate) mod net;
 mod volumes;
 
 use gantry_contract::plan::Plan;
+use gantry_host::file::is_absent;
 use gantry_model::id::IdError;
 use gantry_model::spec::SpecError;
 use gantry_model::{AppSpec, ErrorKind, Kind, Phase, PodId, PodSpec};
@@ -134,7 +135,7 @@ impl Engine {
                 self.add_added_apps(id, &mut document)?;
                 Ok(document)
             }
-            Err(error) if pod_dir::is_absent(&error) => Err(no_manifest(&row)),
+            Err(error) if is_absent(&error) => Err(no_manifest(&row)),
             Err(error) => Err(PodError::io("read the manifest", path)(error).into()),
         }
     }

@@ -5,11 +5,11 @@
 
 use std::fs::{File, Metadata};
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::MetadataExt as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use gantry_contract::journal::{self, Parsed};
 use gantry_host::file::read_from;
+use gantry_host::file_id::FileId;
 use gantry_model::PodId;
 
 use super::pod_dir::MAX_JOURNAL;
@@ -46,8 +46,7 @@ struct CachedJournal {
     /// Kept open so that its inode number is not reused. Supervisors append to a journal or rename a new file over it;
     /// they never rewrite it in place, and the engine removes it before a pod is started again.
     file: File,
-    dev: u64,
-    ino: u64,
+    id: FileId,
     /// The bytes parsed so far: complete lines only.
     length: u64,
     parsed: Arc<Parsed>,
@@ -129,11 +128,11 @@ impl Shared {
 
 impl CachedJournal {
     fn new(pod: PodId, file: File, metadata: &Metadata) -> Self {
-        Self { pod, file, dev: metadata.dev(), ino: metadata.ino(), length: 0, parsed: Arc::default() }
+        Self { pod, file, id: FileId::from(metadata), length: 0, parsed: Arc::default() }
     }
 
     fn is_beginning_of(&self, metadata: &Metadata) -> bool {
-        (self.dev, self.ino) == (metadata.dev(), metadata.ino()) && self.length <= metadata.len()
+        self.id == FileId::from(metadata) && self.length <= metadata.len()
     }
 
     /// Parses the complete lines after those that were parsed; `size` is the file's, in bytes.

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gantry_contract::{files, journal, plan::Plan};
-use gantry_host::file::{self, read_open_file, read_truncated, sync_path};
+use gantry_host::file::{self, is_absent, read_open_file, read_truncated, sync_path};
 use gantry_host::lock::{LockMode, lock_within};
 use gantry_model::spec::PodFlavor;
 use gantry_model::{PodId, PodSpec};
@@ -123,11 +123,6 @@ impl Engine {
             text.lines().map(str::trim).filter(|line| !line.is_empty()).map(gantry_model::id::shown).collect();
         lines[lines.len().saturating_sub(3)..].join("; ")
     }
-}
-
-/// Whether there is no such file, perhaps because what should be its directory is none.
-pub(crate) fn is_absent(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 
 /// Whether the file is missing, is not a file, is too long, or cannot be read from the disk.

@@ -13,7 +13,7 @@ use std::process::Child;
 use gantry_contract::files;
 use gantry_contract::plan::Plan;
 use gantry_contract::start::Ready;
-use gantry_host::lock_holders::FileId;
+use gantry_host::file_id::FileId;
 use gantry_model::error::chain;
 use gantry_model::{Edge, ErrorKind, Kind, NetMode, Phase, PhaseName, PodId};
 use gantry_store::{Change, PodLock, PodRow, PodState};

@@ -17,14 +17,13 @@ use std::io;
 use std::path::Path;
 use std::time::Duration;
 
-use gantry_host::file::read_bounded;
+use gantry_host::file::{is_absent, read_bounded};
 use gantry_host::lock::{LockMode, lock_within};
 use gantry_model::user_namespace::{DEFAULT_ID_COUNT, DEFAULT_POOL, IdMappings, IdRange, UserNamespaceMode};
 use gantry_model::{ErrorKind, PodId};
 use serde::{Deserialize, Serialize};
 
 use crate::pods::plan::PlanError;
-use crate::pods::pod_dir::is_absent;
 use crate::pods::prepare::PrepareError;
 use crate::{Engine, PodError};
 

@@ -6,6 +6,7 @@ use std::fs::File;
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write};
 use std::os::fd::OwnedFd;
 
+use gantry_host::file_id::FileId;
 use rustix::fs::{Dir, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
@@ -31,7 +32,7 @@ struct LayerWriter<'a> {
     root: &'a OwnedFd,
     out: &'a mut dyn Write,
     /// Files with several names, with the first name of each.
-    seen: HashMap<(u64, u64), Vec<u8>>,
+    seen: HashMap<FileId, Vec<u8>>,
 }
 
 /// An empty file of the whiteout convention.
@@ -65,7 +66,7 @@ impl LayerWriter<'_> {
 
     fn element(&mut self, dir: &OwnedFd, element: &[u8], path: &[u8], stat: &Stat) -> io::Result<()> {
         if stat.st_nlink > 1 {
-            let first = self.seen.entry((stat.st_dev, stat.st_ino)).or_insert_with(|| path.to_vec()).clone();
+            let first = self.seen.entry(FileId::from(stat)).or_insert_with(|| path.to_vec()).clone();
             if first != path {
                 return self.entry(path, TarKind::HardLink, &meta::of_stat(stat), &first, (0, 0));
             }

@@ -8,6 +8,7 @@
 use std::io::{Error as IoError, ErrorKind as IoErrorKind};
 use std::path::{Path, PathBuf};
 
+use gantry_host::file::is_absent;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{AlertDescription, CertificateError, Error as TlsError};
@@ -106,9 +107,7 @@ fn sorted_files(dir: &Path) -> Result<Vec<PathBuf>, RegistryError> {
     let failed = RegistryError::certificates(dir);
     let entries = match std::fs::read_dir(dir) {
         Ok(entries) => entries,
-        Err(error) if matches!(error.kind(), IoErrorKind::NotFound | IoErrorKind::NotADirectory) => {
-            return Ok(Vec::new());
-        }
+        Err(error) if is_absent(&error) => return Ok(Vec::new()),
         Err(error) => return Err(failed(error)),
     };
     let mut paths =

@@ -5,8 +5,9 @@ use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
 
 use gantry_host::file::NewFile;
+use gantry_host::file_id::FileId;
 use gantry_model::user_namespace::IdMappings;
-use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
 use super::{ArchiveStream, MAX_NAME_BYTES, TransferError, archive_error, check_file_system};
@@ -111,8 +112,8 @@ struct Extractor<'a> {
 /// A directory that was made here.
 struct NewDirectory {
     path: Vec<u8>,
-    /// Device and inode number: an app may put another directory in its place meanwhile.
-    identity: (u64, u64),
+    /// An app may put another directory in its place meanwhile.
+    id: FileId,
     meta: Meta,
 }
 
@@ -270,7 +271,7 @@ impl Extractor<'_> {
         let path = &entry.path;
         self.replace(dir, base, path, |temporary| {
             rustix::fs::symlinkat(entry.link.as_slice(), dir, temporary)
-                .and_then(|()| meta::apply_unopened(dir.as_fd(), temporary.as_bytes(), &entry.meta, true))
+                .and_then(|()| meta::apply_unopened(dir.as_fd(), temporary.as_bytes(), &entry.meta, FileType::Symlink))
                 .map_err(|error| TransferError::new("make symbolic link", path, error))
         })
     }
@@ -312,17 +313,17 @@ impl Extractor<'_> {
         if self.name_bytes > MAX_NAME_BYTES {
             return Err(TransferError::refused("copy", path, "there are too many directories"));
         }
-        let identity = identity(dir, path)?;
-        self.directories.push(NewDirectory { path: path.to_vec(), identity, meta: meta.clone() });
+        let id = id_of(dir, path)?;
+        self.directories.push(NewDirectory { path: path.to_vec(), id, meta: meta.clone() });
         Ok(())
     }
 
     /// Applies the metadata of the new directories, the deepest first.
     fn finish(mut self) -> Result<Extracted, TransferError> {
-        for NewDirectory { path, identity: made, meta } in std::mem::take(&mut self.directories).into_iter().rev() {
+        for NewDirectory { path, id, meta } in std::mem::take(&mut self.directories).into_iter().rev() {
             let dir = self.open(&path);
             let dir = self.checked(&path, dir)?;
-            if identity(&dir, &path)? == made {
+            if id_of(&dir, &path)? == id {
                 apply(&dir, &meta, &path)?;
             }
         }
@@ -330,9 +331,9 @@ impl Extractor<'_> {
     }
 }
 
-fn identity(dir: &OwnedFd, path: &[u8]) -> Result<(u64, u64), TransferError> {
+fn id_of(dir: &OwnedFd, path: &[u8]) -> Result<FileId, TransferError> {
     let stat = rustix::fs::fstat(dir).map_err(|error| TransferError::new("inspect", path, error))?;
-    Ok((stat.st_dev, stat.st_ino))
+    Ok(FileId::from(&stat))
 }
 
 fn not_replaced(path: &[u8], error: Errno) -> TransferError {

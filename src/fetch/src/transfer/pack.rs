@@ -6,6 +6,7 @@ use std::io::{self, Write};
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::FileExt as _;
 
+use gantry_host::file_id::FileId;
 use gantry_model::user_namespace::IdMappings;
 use rustix::fs::{FileType, Mode, OFlags, SeekFrom, Stat};
 use rustix::io::Errno;
@@ -38,8 +39,8 @@ pub struct Source {
 pub struct PackOptions {
     /// Whether set-user-ID and set-group-ID bits and extended attributes are kept.
     pub keep_privileges: bool,
-    /// Device and inode number of a directory to leave out: the destination of the copy, which may be below the source.
-    pub skip: Option<(u64, u64)>,
+    /// A directory to leave out: the destination of the copy, which may be below the source.
+    pub skip: Option<FileId>,
     /// The ids of the user namespace whose users own the files: the archive has their ids there.
     pub ids: Option<IdMappings>,
 }
@@ -95,7 +96,7 @@ struct Packer<'a> {
     out: &'a mut dyn Write,
     options: PackOptions,
     /// Files with several names, with the first name of each.
-    seen: HashMap<(u64, u64), Vec<u8>>,
+    seen: HashMap<FileId, Vec<u8>>,
     files: u64,
     name_bytes: usize,
     packed: Packed,
@@ -130,7 +131,7 @@ impl Packer<'_> {
             Err(error) => return Err(failed("open")(error)),
         };
         let stat = rustix::fs::fstat(&dir).map_err(failed("inspect"))?;
-        if self.options.skip == Some((stat.st_dev, stat.st_ino)) {
+        if self.options.skip == Some(FileId::from(&stat)) {
             return Ok(Vec::new());
         }
         let entry = if archived.is_empty() { b"./".to_vec() } else { [&archived[..], b"/"].concat() };
@@ -189,7 +190,7 @@ impl Packer<'_> {
             return Ok(());
         }
         if stat.st_nlink > 1 {
-            if let Some(first) = self.seen.get(&(stat.st_dev, stat.st_ino)) {
+            if let Some(first) = self.seen.get(&FileId::from(stat)) {
                 let first = first.clone();
                 return self.header(path, TarKind::HardLink, &self.of_stat(stat), &first);
             }
@@ -230,7 +231,7 @@ impl Packer<'_> {
             self.note_change(path);
         }
         if stat.st_nlink > 1 {
-            self.seen.insert((stat.st_dev, stat.st_ino), path.to_vec());
+            self.seen.insert(FileId::from(&stat), path.to_vec());
         }
         Ok(())
     }

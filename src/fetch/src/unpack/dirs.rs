@@ -142,7 +142,7 @@ impl<'c> Dirs<'c> {
             }
             match open_child(&here.fd, &element) {
                 Ok(fd) => here = Rc::new(Dir { fd, path: self.extended(&here, &element)? }),
-                Err(Errno::NOENT) => here = self.make_implicit(&here, &element, false)?,
+                Err(Errno::NOENT) => here = self.make_implicit(&here, &element)?,
                 Err(Errno::NOTDIR | Errno::LOOP) => match self.through(&here, &element, path)? {
                     Through::Dir(dir) => here = dir,
                     Through::Link(target) => {
@@ -171,7 +171,9 @@ impl<'c> Dirs<'c> {
         match found {
             Some(found) if is_whiteout(&found) => {
                 rustix::fs::unlinkat(&here.fd, element, AtFlags::empty()).map_err(failed)?;
-                self.make_implicit(here, element, true).map(Through::Dir)
+                let dir = self.make_implicit(here, element)?;
+                meta::set_opaque(&dir.fd).map_err(|e| UnpackError::write("make directory", &dir.path, e))?;
+                Ok(Through::Dir(dir))
             }
             Some(found) if kind(&found) == FileType::Symlink => {
                 let target = rustix::fs::readlinkat(&here.fd, element, Vec::new()).map_err(failed)?;
@@ -189,7 +191,7 @@ impl<'c> Dirs<'c> {
         Ok(path)
     }
 
-    fn make_implicit(&mut self, dir: &Rc<Dir>, element: &[u8], opaque: bool) -> Result<Rc<Dir>, UnpackError> {
+    fn make_implicit(&mut self, dir: &Rc<Dir>, element: &[u8]) -> Result<Rc<Dir>, UnpackError> {
         self.count()?;
         let path = self.extended(dir, element)?;
         self.remember(path.clone(), None)?;
@@ -198,9 +200,6 @@ impl<'c> Dirs<'c> {
         let fd = open_child(&dir.fd, element).map_err(failed)?;
         // The process's umask must not affect a layer.
         rustix::fs::fchmod(&fd, Mode::from_raw_mode(0o755)).map_err(failed)?;
-        if opaque {
-            meta::set_opaque(&fd).map_err(failed)?;
-        }
         Ok(Rc::new(Dir { fd, path }))
     }
 

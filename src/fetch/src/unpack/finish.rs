@@ -7,6 +7,7 @@
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 
+use gantry_host::file_id::FileId;
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, SeekFrom, Stat};
 use rustix::io::Errno;
 
@@ -92,8 +93,8 @@ struct Work<'a> {
     parents: &'a [OwnedFd],
     caps: &'a Caps,
     cancelled: &'a dyn Fn() -> bool,
-    /// Files copied into this layer, by device and inode, with the first link: further ones become links to that.
-    copied: HashMap<(u64, u64), &'a DeferredLink>,
+    /// Files copied into this layer, with the first link: further ones become links to that.
+    copied: HashMap<FileId, &'a DeferredLink>,
 }
 
 /// Creating a file in a directory changes its times, which were set already.
@@ -141,8 +142,8 @@ impl<'a> Work<'a> {
         let missing = || UnpackError::LinkTarget { path: link.raw.clone(), target: lossy(link.target.path()) };
         let found = look_up(self.parents.iter(), &link.target).map_err(failed)?.ok_or_else(missing)?;
         refuse_directory(&found, &path)?;
-        let inode = (found.stat.st_dev, found.stat.st_ino);
-        if let Some(first) = self.copied.get(&inode) {
+        let id = FileId::from(&found.stat);
+        if let Some(first) = self.copied.get(&id) {
             return link_to(&open_real(self.into, &first.dir).map_err(failed)?, &first.base);
         }
         self.copy(&found, dir, &link.base, &path)?;
@@ -150,7 +151,7 @@ impl<'a> Work<'a> {
         if let Some(made) = stat(dir, &link.base).map_err(failed)? {
             self.unpacked.sums.remove(&made.st_ino);
         }
-        self.copied.insert(inode, link);
+        self.copied.insert(id, link);
         Ok(())
     }
 
@@ -172,12 +173,12 @@ impl<'a> Work<'a> {
             FileType::Symlink => {
                 let target = rustix::fs::readlinkat(&found.dir, name, Vec::new()).map_err(failed)?;
                 rustix::fs::symlinkat(target, dir, base).map_err(failed)?;
-                meta::apply_unopened(dir, base, &of_stat, true).map_err(failed)
+                meta::apply_unopened(dir, base, &of_stat, FileType::Symlink).map_err(failed)
             }
             other => {
                 let private = Mode::from_raw_mode(0o600);
                 rustix::fs::mknodat(dir, base, other, private, found.stat.st_rdev).map_err(failed)?;
-                meta::apply_unopened(dir, base, &of_stat, false).map_err(failed)
+                meta::apply_unopened(dir, base, &of_stat, other).map_err(failed)
             }
         }
     }

@@ -3,7 +3,7 @@
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
-use rustix::fs::{AtFlags, Gid, Mode, OFlags, Timespec, Timestamps, Uid, XattrFlags};
+use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Timespec, Timestamps, Uid, XattrFlags};
 use rustix::io::Errno;
 
 use super::entries::Meta;
@@ -28,11 +28,11 @@ pub(crate) fn apply(file: impl AsFd, meta: &Meta, path: &[u8]) -> Result<(), Unp
 
 /// Applies owner, mode (not to symbolic links, which have none) and times to files that must not be opened: links,
 /// devices, FIFOs. Layers set no extended attributes on them.
-pub(crate) fn apply_unopened(dir: impl AsFd, base: &[u8], meta: &Meta, symlink: bool) -> Result<(), Errno> {
+pub(crate) fn apply_unopened(dir: impl AsFd, base: &[u8], meta: &Meta, kind: FileType) -> Result<(), Errno> {
     let dir = dir.as_fd();
     let (uid, gid) = (Uid::from_raw(meta.uid), Gid::from_raw(meta.gid));
     rustix::fs::chownat(dir, base, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)?;
-    if !symlink {
+    if kind != FileType::Symlink {
         // An O_PATH descriptor does not open the FIFO or device; its /proc link cannot be swapped for another file.
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let handle = rustix::fs::openat(dir, base, flags, Mode::empty())?;

@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 
+use gantry_host::file_id::FileId;
 use gantry_store::Sums;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
@@ -168,7 +169,7 @@ impl Tree<'_> {
         }
         let make = || rustix::fs::symlinkat(entry.link.as_slice(), &dir.fd, base);
         self.replace(dir, base, "make symbolic link", make)?;
-        meta::apply_unopened(&dir.fd, base, &entry.meta, true)
+        meta::apply_unopened(&dir.fd, base, &entry.meta, FileType::Symlink)
             .map_err(|e| UnpackError::write("set the owner of", &entry.path, e))
     }
 
@@ -176,7 +177,7 @@ impl Tree<'_> {
         let device = if kind == FileType::Fifo { 0 } else { rustix::fs::makedev(entry.device.0, entry.device.1) };
         let make = || rustix::fs::mknodat(&dir.fd, base, kind, Mode::from_raw_mode(0o600), device);
         self.replace(dir, base, "make special file", make)?;
-        meta::apply_unopened(&dir.fd, base, &entry.meta, false)
+        meta::apply_unopened(&dir.fd, base, &entry.meta, kind)
             .map_err(|e| UnpackError::write("set the mode of", &entry.path, e))
     }
 
@@ -204,7 +205,7 @@ impl Tree<'_> {
             return Err(UnpackError::entry(&entry.path, "it is a hard link to a directory"));
         }
         let here = stat(&dir.fd, base).map_err(failed)?;
-        if here.is_some_and(|here| (here.st_dev, here.st_ino) == (found.st_dev, found.st_ino)) {
+        if here.is_some_and(|here| FileId::from(&here) == FileId::from(&found)) {
             return Ok(());
         }
         self.replace(dir, base, "make hard link", || {

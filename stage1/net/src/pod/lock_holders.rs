@@ -3,7 +3,8 @@
 use std::io;
 use std::os::fd::OwnedFd;
 
-use gantry_host::lock_holders::{FileId, held_locks};
+use gantry_host::file_id::FileId;
+use gantry_host::lock_holders::held_locks;
 use rustix::process::{Pid, PidfdFlags, Signal};
 
 /// The process name of supervisors, which run the plugins.

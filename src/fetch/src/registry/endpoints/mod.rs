@@ -14,7 +14,7 @@ mod registries_conf;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use gantry_host::file::read_text;
+use gantry_host::file::{is_absent, read_text};
 use gantry_model::RegistryRef;
 
 use super::error::RegistryError;
@@ -116,9 +116,7 @@ pub(crate) fn is_same_registry(one: &str, other: &str) -> bool {
 fn read_configuration(path: &Path) -> Result<Option<String>, RegistryError> {
     let file = match std::fs::File::open(path) {
         Ok(file) => file,
-        Err(error) if matches!(error.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory) => {
-            return Ok(None);
-        }
+        Err(error) if is_absent(&error) => return Ok(None),
         Err(error) => return Err(RegistryError::configuration_io(path)(error)),
     };
     read_text(file, MAX_FILE).map(Some).map_err(RegistryError::configuration_io(path))

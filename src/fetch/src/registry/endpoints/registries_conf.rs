@@ -18,6 +18,7 @@
 
 use std::path::{Path, PathBuf};
 
+use gantry_host::file::is_absent;
 use gantry_model::id::shown;
 use gantry_model::{ImageRef, RegistryRef};
 use serde::Deserialize;
@@ -94,7 +95,7 @@ pub(super) fn read_rules(path: &Path) -> Result<Vec<Rule>, RegistryError> {
             found.sort();
             paths.extend(found);
         }
-        Err(error) if matches!(error.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory) => {}
+        Err(error) if is_absent(&error) => {}
         Err(error) => return Err(RegistryError::configuration_io(&dir)(error)),
     }
     let mut rules: Vec<Rule> = Vec::new();

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 
+use gantry_host::file_id::FileId;
 use gantry_proto::talos::machine::{DiskUsageInfo, DiskUsageRequest};
 use rustix::fs::Stat;
 use tonic::Status;
@@ -84,8 +85,8 @@ struct Counter<'a> {
     sender: &'a FileSender<DiskUsageInfo>,
     /// The sizes so far of the directories above the current file.
     sums: Vec<i64>,
-    /// Device and inode of the counted files that have several names.
-    linked: &'a mut HashSet<(u64, u64)>,
+    /// The counted files that have several names.
+    linked: &'a mut HashSet<FileId>,
     /// Whether the root is in a file system without a disk.
     is_pseudo: bool,
 }
@@ -113,7 +114,7 @@ impl Counter<'_> {
     /// Whether the file was counted under another name.
     fn is_counted(&mut self, stat: &Stat) -> bool {
         let is_full = self.linked.len() >= MAX_LINKED_FILES;
-        stat.st_nlink > 1 && !is_full && !self.linked.insert((stat.st_dev, stat.st_ino))
+        stat.st_nlink > 1 && !is_full && !self.linked.insert(FileId::from(stat))
     }
 }
 
