@@ -3,7 +3,7 @@
 
 use gantry_engine::{AppRow, PodRow};
 use gantry_model::id::{IdError, shown};
-use gantry_model::{Phase, PhaseName, PodNamespace, PodPrefix};
+use gantry_model::{ImageRef, Phase, PhaseName, PodNamespace, PodPrefix};
 
 use crate::failure::Failure;
 use crate::image_names;
@@ -154,7 +154,7 @@ fn is_restarting(row: &PodRow) -> bool {
 /// omit the algorithm, and all but the first 8 digits.
 fn is_of_image(app: &AppRow, image: &str) -> bool {
     let digits = image.strip_prefix("sha256:").or(image.strip_prefix("sha512:")).unwrap_or(image);
-    if digits.len() >= 8 && app.image.as_ref().is_some_and(|id| id.hex().starts_with(digits)) {
+    if digits.len() >= ImageRef::MIN_ID_DIGITS && app.image.as_ref().is_some_and(|id| id.hex().starts_with(digits)) {
         return true;
     }
     let name = app.image_name.split_once("://").map_or(app.image_name.as_str(), |(_, name)| name);

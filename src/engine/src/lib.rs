@@ -91,7 +91,7 @@ pub use pods::kubelet::{CONTAINER_NAME, CONTAINER_START_ERROR, SANDBOX_NAME, is_
 pub use pods::output::{Chunk, Notification, OutputError, OutputStream, Show};
 pub use pods::plan::PlanError;
 pub use pods::prepare::{Embryo, Prepare, PrepareError};
-pub use pods::rm::RmError;
+pub use pods::rm::{RmError, RunningPod};
 pub use pods::run::{RunOptions, Running, StartError};
 pub use pods::sockets::PodSockets;
 pub use pods::stop::{StopError, Stopped};

@@ -8,7 +8,7 @@ use gantry_store::{ImageRow, PodRow, RemoveImageError, VolumeRow};
 
 use crate::error::need_root;
 use crate::usage::has_ended;
-use crate::{Engine, EngineError};
+use crate::{Engine, EngineError, RunningPod};
 
 /// Selects what `prune` removes among what is not in use.
 pub struct PruneOptions<'a> {
@@ -71,7 +71,7 @@ impl Engine {
             let id = view.row.id;
             let removed = self.pod_disk_usage(view.row).and_then(|usage| match options.dry_run {
                 true => Ok(usage),
-                false => self.rm(id, false).map(|()| usage).map_err(EngineError::from_cause),
+                false => self.rm(id, RunningPod::Refuse).map(|()| usage).map_err(EngineError::from_cause),
             });
             match removed {
                 Ok(usage) => {

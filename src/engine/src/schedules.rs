@@ -49,7 +49,7 @@ use crate::host::process::{Deadline, booted_at};
 use crate::manifest;
 use crate::pods::output::Show;
 use crate::pods::prepare::{Prepare, PrepareError};
-use crate::pods::rm::RmError;
+use crate::pods::rm::{RmError, RunningPod};
 use crate::pods::run::{RunOptions, Running, StartError};
 use crate::pods::stop::StopError;
 use crate::{Engine, ManifestError, Observer, PodError};
@@ -533,7 +533,7 @@ impl Engine {
     fn remove_scheduled_pod(&self, id: PodId) -> Result<(), ScheduleError> {
         let deadline = Deadline::after(BUSY_TIMEOUT);
         loop {
-            match self.rm(id, true) {
+            match self.rm(id, RunningPod::Stop) {
                 Ok(()) | Err(RmError::Pod(PodError::NotFound(_))) => return Ok(()),
                 Err(RmError::Preparing(_) | RmError::Busy(_)) if !deadline.passed() => {
                     std::thread::sleep(BUSY_POLL_INTERVAL);

@@ -87,12 +87,23 @@ impl PodId {
     /// Where the digits of each byte begin in the text.
     const PLACES: [usize; 16] = [0, 2, 4, 6, 9, 11, 14, 16, 19, 21, 24, 26, 28, 30, 32, 34];
 
+    /// The number of digits that lists show of an id, and from which on a text is an id first, then a name.
+    pub const SHOWN_DIGITS: usize = 8;
+
     /// Makes an id from 16 random bytes (RFC 9562 section 5.4 sets six of the bits).
     #[must_use]
     pub fn from_random(mut bytes: [u8; 16]) -> Self {
         bytes[6] = (bytes[6] & 0x0f) | 0x40;
         bytes[8] = (bytes[8] & 0x3f) | 0x80;
         Self(bytes)
+    }
+
+    /// The first digits, as lists show it.
+    #[must_use]
+    pub fn short(self) -> String {
+        let mut text = self.to_string();
+        text.truncate(Self::SHOWN_DIGITS);
+        text
     }
 }
 

@@ -192,6 +192,11 @@ impl fmt::Display for ShortName {
     }
 }
 
+impl ImageRef {
+    /// The least digits that select an image by its id.
+    pub const MIN_ID_DIGITS: usize = 8;
+}
+
 impl fmt::Display for ImageRef {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let tagged = |f: &mut fmt::Formatter<'_>, scheme: &str, path: &PathBuf, tag: &Option<String>| {
@@ -280,7 +285,8 @@ pub fn foreign_transport(text: &str) -> Option<&'static str> {
 }
 
 fn id(hex: &str) -> Option<ImageRef> {
-    let fits = (8..=128).contains(&hex.len()) && hex.bytes().all(|c| c.is_ascii_digit() || (b'a'..=b'f').contains(&c));
+    let fits = (ImageRef::MIN_ID_DIGITS..=128).contains(&hex.len())
+        && hex.bytes().all(|c| c.is_ascii_digit() || (b'a'..=b'f').contains(&c));
     fits.then(|| ImageRef::Id(hex.to_owned()))
 }
 

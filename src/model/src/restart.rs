@@ -93,6 +93,15 @@ pub enum StopRequest {
     UntilStarted,
 }
 
+/// Why a pod that has ended is started again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StartCause {
+    /// On request.
+    Request,
+    /// By gantryd, because the pod waits for it.
+    Restart,
+}
+
 impl PodRestart {
     /// Whether gantryd will start the pod again, which has ended: at a known time, or when the host is started again.
     #[must_use]
@@ -106,12 +115,12 @@ impl PodRestart {
         self.stop_request == Some(StopRequest::UntilBoot)
     }
 
-    /// Before the pod is started again: on request, or by gantryd.
+    /// Before the pod is started again.
     #[must_use]
-    pub fn before_start(&self, is_requested: bool) -> Self {
-        match is_requested {
-            true => Self { at: self.at, ..Self::default() },
-            false => {
+    pub fn before_start(&self, cause: StartCause) -> Self {
+        match cause {
+            StartCause::Request => Self { at: self.at, ..Self::default() },
+            StartCause::Restart => {
                 let (tries, count) = (self.tries.saturating_add(1), self.count.saturating_add(1));
                 Self { tries, count, ..self.clone() }
             }
@@ -269,14 +278,14 @@ mod tests {
         let mut restart = PodRestart::default().after_end(true, always, Duration::ZERO, now);
         assert_eq!(seconds(&restart), Some(0));
         for want in [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300] {
-            restart = restart.before_start(false).after_failed_start("port in use".into(), now);
+            restart = restart.before_start(StartCause::Restart).after_failed_start("port in use".into(), now);
             assert_eq!(seconds(&restart), Some(want), "{restart:?}");
         }
-        let started = restart.before_start(false).after_start();
+        let started = restart.before_start(StartCause::Restart).after_start();
         assert_eq!((started.at, started.count, started.failure.clone()), (None, 12, None));
         assert_eq!(seconds(&started.after_end(true, always, Duration::from_secs(9), now)), Some(300));
         assert_eq!(seconds(&started.after_end(true, always, HEALTHY_RUN, now)), Some(0));
-        assert_eq!(restart.before_start(true).after_start(), PodRestart::default());
+        assert_eq!(restart.before_start(StartCause::Request).after_start(), PodRestart::default());
     }
 
     #[test]
@@ -304,13 +313,14 @@ mod tests {
         let limited = RestartPolicy::OnFailure { max_restarts: Some(1) };
         assert!(after(&none, true, RestartPolicy::Always) && after(&none, true, limited));
         assert!(!after(&none, true, RestartPolicy::No) && !after(&none, false, RestartPolicy::Always));
-        assert!(!after(&none.before_start(false), true, limited));
+        assert!(!after(&none.before_start(StartCause::Restart), true, limited));
         let stopped = none.after_stop_request(StopRequest::UntilStarted);
         assert!(!after(&stopped, true, RestartPolicy::Always));
-        let waiting = none.after_end(true, [RestartPolicy::Always], Duration::ZERO, now).before_start(false);
+        let waiting =
+            none.after_end(true, [RestartPolicy::Always], Duration::ZERO, now).before_start(StartCause::Restart);
         let stopped_waiting = waiting.after_stop_request(StopRequest::UntilStarted);
         assert_eq!(stopped_waiting.after_failed_start("x".into(), now).at, None);
-        assert!(after(&stopped.before_start(true), true, RestartPolicy::Always));
+        assert!(after(&stopped.before_start(StartCause::Request), true, RestartPolicy::Always));
     }
 
     #[test]
@@ -326,7 +336,7 @@ mod tests {
             assert!(!end(&stopped, RestartPolicy::Always).is_waiting(), "a stop outweighs a shutdown: {stopped:?}");
             assert_eq!(stopped.after_stop_request(StopRequest::UntilBoot), stopped);
         }
-        assert_eq!(ended.before_start(true).after_start(), PodRestart::default());
+        assert_eq!(ended.before_start(StartCause::Request).after_start(), PodRestart::default());
     }
 
     proptest! {

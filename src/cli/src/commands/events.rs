@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use gantry_engine::COMMIT_TIMEOUT;
 use gantry_engine::Engine;
 use gantry_model::query::{EventQuery, PodQuery};
-use gantry_model::{Digest, EventRecord, EventSubject, NewEvent, PhaseName, Timestamp};
+use gantry_model::{Digest, EventRecord, EventSubject, NewEvent, PhaseName, PodId, Timestamp};
 use serde::Serialize;
 
 use crate::commands::RunCommand;
@@ -386,7 +386,7 @@ fn short(id: &str, full: bool) -> Cow<'_, str> {
         Ok(digest) => format!("{}:{}", digest.algorithm().as_str(), digest.short()).into(),
         // The method of a call.
         Err(_) if id.contains('/') => id.into(),
-        Err(_) => id.get(..8).unwrap_or(id).into(),
+        Err(_) => id.get(..PodId::SHOWN_DIGITS).unwrap_or(id).into(),
     }
 }
 

@@ -72,7 +72,7 @@ impl Systemd {
         let name = match (&self.name, engine.status(id)?.row.name) {
             (Some(name), _) => name.to_string(),
             (None, Some(name)) => name.to_string(),
-            (None, None) => format!("pod-{}", id.to_string().get(..8).unwrap_or_default()),
+            (None, None) => format!("pod-{}", id.short()),
         };
         let sources = service_manager::readiness_sources(&manifest);
         let text = format!("{manifest:#}");

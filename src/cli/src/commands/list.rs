@@ -171,13 +171,9 @@ fn sort_pods(pods: &mut [PodView], sort: Sort) {
     }
 }
 
-/// The id, or its first 8 digits.
+/// The id, or its first digits.
 fn shown_id(row: &PodRow, full: bool) -> String {
-    let mut id = row.id.to_string();
-    if !full {
-        id.truncate(8);
-    }
-    id
+    if full { row.id.to_string() } else { row.id.short() }
 }
 
 /// Names of images whose pods were created by image id.

@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::time::Duration;
 
-use gantry_engine::{Engine, GcAction, GcOptions, GcReport, GcStep, PodRow, RmError};
+use gantry_engine::{Engine, GcAction, GcOptions, GcReport, GcStep, PodRow, RmError, RunningPod};
 use gantry_model::{Phase, PodId};
 use serde::Serialize;
 
@@ -32,11 +32,12 @@ impl RunCommand for Rm {
 
     fn run(&self, context: &Context) -> Result<ExitStatus, Failure> {
         let engine = context.open("rm")?;
+        let running = if self.force { RunningPod::Stop } else { RunningPod::Refuse };
         // Running pods only with --force; never pods that another command is preparing or starting.
         let is_removable =
             |row: &PodRow| row.phase.is_final() || self.force || matches!(row.phase, Phase::Prepared { .. });
         self.pods.for_each_at_once(context, &engine, is_removable, |engine, id| {
-            match engine.rm(id, self.force) {
+            match engine.rm(id, running) {
                 Err(RmError::Network { .. }) if self.force => abandon(engine, id)?,
                 removed => removed?,
             }
@@ -49,7 +50,7 @@ impl RunCommand for Rm {
 /// Removes a pod although its network plugins fail, and warns about what they may have left behind.
 fn abandon(engine: &Engine, id: PodId) -> Result<(), Failure> {
     engine.abandon_networks(id)?.iter().for_each(|line| warn_leftover(id, line));
-    Ok(engine.rm(id, true)?)
+    Ok(engine.rm(id, RunningPod::Stop)?)
 }
 
 fn warn_leftover(id: PodId, line: &str) {

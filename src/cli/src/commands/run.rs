@@ -4,7 +4,7 @@ use std::io::Write as _;
 use std::os::fd::AsFd as _;
 use std::path::Path;
 
-use gantry_engine::{Engine, Prepare, PrepareError, RunOptions, Running, Show};
+use gantry_engine::{Engine, Prepare, PrepareError, RunOptions, Running, RunningPod, Show};
 use gantry_model::spec::VolumeKind;
 use gantry_model::{AddedAppSpec, AppSpec, ErrorKind, Kind as _, NetMode, PodId, PodSpec};
 
@@ -282,8 +282,8 @@ fn follow(
     let live = LivePod { output: running.output.take(), end };
     let outcome = foreground::follow(engine, &shown, live, signals);
     if remove {
-        // With force: if following it failed, the pod may still be stopping.
-        match engine.rm(id, true) {
+        // If following it failed, the pod may still be stopping.
+        match engine.rm(id, RunningPod::Stop) {
             // Its supervisor may still be exiting: nothing of the pod is left when this command ends.
             Ok(()) => running.reap().map_err(io("wait for", "the pod's supervisor"))?,
             // It was removed at its end, or by another command.

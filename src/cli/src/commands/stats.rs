@@ -215,10 +215,7 @@ pub(crate) struct StatsRow<'a> {
 pub(crate) fn stats_rows<'a>(samples: &'a [PodStats], rates: &CpuRates, apps: bool, full: bool) -> Vec<StatsRow<'a>> {
     let mut rows = Vec::new();
     for sample in samples {
-        let mut id = sample.id.to_string();
-        if !full {
-            id.truncate(8);
-        }
+        let id = if full { sample.id.to_string() } else { sample.id.short() };
         let name = sample.name.as_ref().map(ToString::to_string).unwrap_or_default();
         let shown = if apps { &sample.apps[..] } else { &[] };
         rows.push(StatsRow {

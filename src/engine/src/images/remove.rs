@@ -6,7 +6,7 @@ use gantry_store::{ImageRow, Swept};
 
 use crate::error::need_root;
 use crate::images::store;
-use crate::{Engine, ImageError};
+use crate::{Engine, ImageError, RunningPod};
 
 /// What `image_rm` has removed.
 #[derive(Debug)]
@@ -95,7 +95,7 @@ impl Engine {
             return Err(ImageError::NotEnded { id: image.id.clone(), pods });
         }
         for pod in ended {
-            self.rm(pod.row.id, false)
+            self.rm(pod.row.id, RunningPod::Refuse)
                 .map_err(|source| ImageError::User { id: image.id.clone(), source: Box::new(source) })?;
             removed.push(pod.row.id);
         }

@@ -27,7 +27,7 @@ use thiserror::Error;
 use crate::pods::output::{OutputError, OutputStream, Show};
 use crate::pods::pod_dir;
 use crate::pods::prepare::{Prepare, PrepareError};
-use crate::pods::rm::RmError;
+use crate::pods::rm::{RmError, RunningPod};
 use crate::pods::run::{RunOptions, Running, StartError};
 use crate::{Engine, PodError};
 
@@ -135,7 +135,7 @@ impl Engine {
         match pod.start() {
             Ok(running) => Ok(StartedCommand { id, owner, running }),
             Err(error) => {
-                let _left_for_gc = self.rm(id, true);
+                let _left_for_gc = self.rm(id, RunningPod::Stop);
                 Err(error.into())
             }
         }
@@ -161,7 +161,7 @@ impl Engine {
     /// [`RmError`]. The next collection tries again when the owner is gone.
     pub fn end_command(&self, id: PodId, grace: Duration) -> Result<(), RmError> {
         let ended = match self.stop(id, grace) {
-            Ok(_) => self.rm(id, true),
+            Ok(_) => self.rm(id, RunningPod::Stop),
             Err(source) if source.kind() == ErrorKind::NotFound => Ok(()),
             Err(source) => Err(RmError::Stop { id, source: Box::new(source) }),
         };

@@ -102,10 +102,7 @@ pub(crate) fn hostname(spec: &PodSpec, id: PodId) -> String {
     if spec.uts == UtsMode::Host {
         return rustix::system::uname().nodename().to_string_lossy().into_owned();
     }
-    spec.hostname.clone().unwrap_or_else(|| {
-        let id = id.to_string();
-        format!("gantry-{}", id.get(..8).unwrap_or(&id))
-    })
+    spec.hostname.clone().unwrap_or_else(|| format!("gantry-{}", id.short()))
 }
 
 /// The parent of a pod's cgroup; `default` is the configured one.

@@ -12,7 +12,7 @@ use gantry_model::{
 use gantry_store::{Change, ImageFormat, NewApp, NewImage, NewPod};
 
 use super::*;
-use crate::Options;
+use crate::{Options, RunningPod};
 
 #[test]
 fn supervisors_of_another_boot_are_not_looked_up() {
@@ -305,7 +305,7 @@ fn an_interrupted_deletion_is_finished_by_gc() {
     // Without the directory into which pods are moved nothing can be deleted, as if killed right before the move.
     let tmp = engine.store.layout().tmp_dir();
     std::fs::rename(&tmp, temp.path().join("away")).unwrap();
-    assert!(engine.rm(id, false).is_err());
+    assert!(engine.rm(id, RunningPod::Refuse).is_err());
     assert!(engine.pod_dir(id).exists());
     assert_eq!(phase(&engine, id).name(), PhaseName::Deleting);
     let deleting = PodQuery::in_phases([PhaseName::Deleting]);
@@ -340,7 +340,10 @@ fn rm_waits_for_another_remover() {
     engine.timeouts.lock = Duration::from_millis(5);
     let row = garbage(&engine, &image, 1);
     let lock = engine.lock_pod(row.id).unwrap().unwrap();
-    assert!(matches!(engine.rm(row.id, true), Err(crate::RmError::Busy(_))), "garbage that is not being deleted");
+    assert!(
+        matches!(engine.rm(row.id, RunningPod::Stop), Err(crate::RmError::Busy(_))),
+        "garbage that is not being deleted"
+    );
     engine.step(&row, Change::along(Edge::Deleting(gantry_store::now()))).unwrap();
     std::thread::scope(|scope| {
         scope.spawn(move || {
@@ -348,7 +351,7 @@ fn rm_waits_for_another_remover() {
             process::readable(&[], soon).unwrap();
             drop(lock);
         });
-        engine.rm(row.id, true).unwrap();
+        engine.rm(row.id, RunningPod::Stop).unwrap();
     });
     assert!(engine.store.pod(row.id).unwrap().is_none() && !engine.pod_dir(row.id).exists());
 }

@@ -28,7 +28,7 @@ use std::time::Duration;
 
 use gantry_contract::journal::{Fact, Parsed};
 use gantry_contract::plan::Plan;
-use gantry_model::restart::{PodRestart, RestartPolicy, StopRequest};
+use gantry_model::restart::{PodRestart, RestartPolicy, StartCause, StopRequest};
 use gantry_model::{AppName, AppState, Edge, Phase, PodId, Timestamp};
 use gantry_store::{Change, Moved, PodLock, PodRow};
 
@@ -88,7 +88,7 @@ impl Engine {
                 Phase::Running { .. } => return Ok(None),
                 Phase::Prepared { .. } => self.start(id, None, RunOptions { show: Show::No, remove: false }).map(Some),
                 Phase::Exited { .. } if is_kubelet_sandbox(&row) => return Err(StartError::KubeletSandbox(id)),
-                Phase::Exited { .. } => self.start_exited(id, true),
+                Phase::Exited { .. } => self.start_exited(id, StartCause::Request),
                 Phase::Starting { .. } => return Err(StartError::Busy(id)),
                 Phase::Embryo | Phase::Preparing | Phase::AbortedPrepare { .. } | Phase::Garbage { .. } => {
                     return Err(StartError::NotStartable { id, phase: row.phase.name() });
@@ -109,21 +109,24 @@ impl Engine {
     pub fn start_waiting_pod(&self, id: PodId) -> Result<Option<Running>, StartError> {
         need_root("start a pod")?;
         match self.reconcile_pod(id)?.phase {
-            Phase::Exited { .. } => self.start_exited(id, false),
+            Phase::Exited { .. } => self.start_exited(id, StartCause::Restart),
             // Another process started or removed it.
             _ => Ok(None),
         }
     }
 
-    /// Starts an exited pod, on request or because it waits for it.
-    fn start_exited(&self, id: PodId, is_requested: bool) -> Result<Option<Running>, StartError> {
+    /// Starts an exited pod. `None`: it runs, or does not wait to be started.
+    fn start_exited(&self, id: PodId, cause: StartCause) -> Result<Option<Running>, StartError> {
         let dir = self.pod_dir(id);
         let lock = self.lock_to_start(id)?;
         // Under the lock the row stays true, but for requests to stop the pod.
         let row = self.exited_row_under_lock(id)?;
-        let is_waiting = row.restart.at.is_some_and(|at| at <= gantry_store::now());
+        let is_due = match cause {
+            StartCause::Request => true,
+            StartCause::Restart => row.restart.at.is_some_and(|at| at <= gantry_store::now()),
+        };
         match row.phase {
-            Phase::Exited { .. } if is_requested || is_waiting => {}
+            Phase::Exited { .. } if is_due => {}
             Phase::Exited { .. } | Phase::Running { .. } => return Ok(None),
             ref other => return Err(StartError::NotStartable { id, phase: other.name() }),
         }
@@ -131,7 +134,7 @@ impl Engine {
             return Err(StartError::Removed(id));
         }
         let plan = match self.plan_to_start(&row) {
-            Err(error) if !is_requested => {
+            Err(error) if cause == StartCause::Restart => {
                 let _tried_again_at_once = self.postpone_start(&row, &error);
                 return Err(error);
             }
@@ -139,7 +142,7 @@ impl Engine {
         };
         let _until_recorded = self.share_lock(id, &lock)?;
         pod_dir::forget_start(&dir)?;
-        let restart = Some(row.restart.before_start(is_requested));
+        let restart = Some(row.restart.before_start(cause));
         let Some(row) = self.step(&row, Change { restart, ..Change::along(Edge::Restart) })? else {
             return Err(StartError::Busy(id));
         };
@@ -151,7 +154,10 @@ impl Engine {
 
     /// Has gantryd try again later to start a pod that cannot be started now. The pod is as before, but for its wait.
     fn postpone_start(&self, row: &PodRow, error: &StartError) -> Result<(), PodError> {
-        let restart = row.restart.before_start(false).after_failed_start(failure_reason(error), gantry_store::now());
+        let restart = row
+            .restart
+            .before_start(StartCause::Restart)
+            .after_failed_start(failure_reason(error), gantry_store::now());
         // If another process has changed the row, its change counts.
         let _changed = self.store.set_restart(row.id, row.generation, restart, false)?;
         Ok(())

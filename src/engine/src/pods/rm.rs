@@ -116,15 +116,24 @@ impl Kind for RmError {
     }
 }
 
+/// What [`Engine::rm`] does with a pod that runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RunningPod {
+    /// It stays, and the call fails.
+    Refuse,
+    /// It is stopped, then removed.
+    Stop,
+}
+
 impl Engine {
-    /// Removes a pod that does not run; with `force`, stops a running one first.
+    /// Removes a pod.
     ///
     /// # Errors
     /// [`RmError`]. The next `rm` or `gc` finishes a removal that was begun.
-    pub fn rm(&self, id: PodId, force: bool) -> Result<(), RmError> {
+    pub fn rm(&self, id: PodId, running: RunningPod) -> Result<(), RmError> {
         need_root("remove a pod")?;
         match self.reconcile_pod(id)?.phase {
-            Phase::Running { .. } | Phase::Starting { .. } if force => {
+            Phase::Running { .. } | Phase::Starting { .. } if running == RunningPod::Stop => {
                 match self.stop(id, self.stop_grace(id, None)) {
                     Ok(_) => {}
                     // Another process stopped it, and has removed it.

@@ -11,8 +11,6 @@ use gantry_store::{Layout, PodRow, ResolveError};
 use crate::host::process;
 use crate::{Engine, PodError};
 
-/// The number of digits of an id in lists. A text of this length or longer is an id first, then a name.
-const SHOWN_DIGITS: usize = 8;
 /// The maximum number of pods with the same name that an error lists.
 const MAX_LISTED: usize = 5;
 
@@ -93,7 +91,7 @@ impl Engine {
             return Ok((id, None));
         }
         let prefix = text.parse::<PodPrefix>().ok();
-        if let Some(prefix) = prefix.as_ref().filter(|_| text.len() >= SHOWN_DIGITS) {
+        if let Some(prefix) = prefix.as_ref().filter(|_| text.len() >= PodId::SHOWN_DIGITS) {
             match self.resolve(prefix) {
                 Err(PodError::NotFound(_)) => {}
                 found => return found.map(|id| (id, None)),
@@ -103,7 +101,7 @@ impl Engine {
             return Ok(found);
         }
         match prefix {
-            Some(prefix) if text.len() < SHOWN_DIGITS => self.resolve(&prefix).map(|id| (id, None)),
+            Some(prefix) if text.len() < PodId::SHOWN_DIGITS => self.resolve(&prefix).map(|id| (id, None)),
             _ => Err(PodError::NoSuchPod(text.to_owned())),
         }
     }

@@ -4,7 +4,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use gantry_engine::{CapturedOutput, CapturedStream, CommandOwner, Engine, Options, OutputError, StartedCommand};
+use gantry_engine::{
+    CapturedOutput, CapturedStream, CommandOwner, Engine, Options, OutputError, RunningPod, StartedCommand,
+};
 use gantry_model::error::messages;
 use gantry_model::host_command::{COMMENT_ANNOTATION, host_command_spec};
 use gantry_model::schedule::validate_comment;
@@ -111,7 +113,7 @@ async fn remove(writer: Arc<Bridge<Engine>>, removals: Arc<Semaphore>, guard: Co
     // It fails only if the semaphore is closed, which does not happen.
     let _turn = removals.acquire().await;
     let id = guard.id;
-    let remove = move |engine: &Engine| engine.rm(id, true).map_err(|error| status::from_error(&error));
+    let remove = move |engine: &Engine| engine.rm(id, RunningPod::Stop).map_err(|error| status::from_error(&error));
     match writer.call_for_stream(Weight::Stop, remove).await {
         Ok(()) => guard.disarm(),
         // The guard tries again, and then the garbage collection.

@@ -1,6 +1,6 @@
 //! Sizes, networks and removed pods; the server's tests cover complete responses.
 
-use gantry_engine::{Engine, Note, Options, Prepare, Progress, PullPolicy, Secrets};
+use gantry_engine::{Engine, Note, Options, Prepare, Progress, PullPolicy, RunningPod, Secrets};
 use gantry_model::PhaseName;
 use gantry_model::net::{PodAddress, PodNetwork};
 use gantry_model::spec::{AppSpec, PodSpec};
@@ -101,7 +101,7 @@ fn removed_pods_are_not_shown_without_manifests() {
     };
     assert_eq!(show(&view, detail, &filters), Some((removed.to_string(), false)));
     // The rows of both were read before: one is removed, the other has lost its manifest.
-    engine.rm(removed, false).unwrap();
+    engine.rm(removed, RunningPod::Refuse).unwrap();
     std::fs::remove_dir_all(damaged.dir()).unwrap();
     assert_eq!((show(&view, detail, &filters), show(&view, detail, &[])), (None, None));
     assert_eq!(show(&damaged, detail, &filters), Some((lost.to_string(), true)));

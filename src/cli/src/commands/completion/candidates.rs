@@ -237,8 +237,7 @@ fn pods(names: &dyn HostNames, fits: impl Fn(&Pod) -> bool) -> Candidates {
                 candidates.push(Candidate { value: app.clone(), about: about.clone() });
             }
         }
-        let id = pod.id.get(..8).unwrap_or(&pod.id).to_owned();
-        candidates.push(Candidate { value: id, about });
+        candidates.push(Candidate { value: pod.short_id().to_owned(), about });
     }
     Candidates { candidates, files: false }
 }
@@ -253,7 +252,7 @@ fn schedules(names: &dyn HostNames) -> Candidates {
 fn apps(names: &dyn HostNames) -> Candidates {
     let running = names.pods().into_iter().filter(|pod| pod.phase == PhaseName::Running);
     let candidates = running.flat_map(|pod| {
-        let id = pod.id.get(..8).unwrap_or(&pod.id).to_owned();
+        let id = pod.short_id().to_owned();
         let about = format!("app of {id}, {}", pod.image);
         pod.apps.into_iter().map(move |app| Candidate { value: format!("{id}/{app}"), about: about.clone() })
     });

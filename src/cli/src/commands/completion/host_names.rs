@@ -1,7 +1,7 @@
 //! Names of pods, images, networks, volumes and schedules on this host, for completion.
 
-use gantry_model::PhaseName;
 use gantry_model::query::PodQuery;
+use gantry_model::{PhaseName, PodId};
 
 use crate::context::Context;
 use crate::failure::Failure;
@@ -14,6 +14,13 @@ pub(super) struct Pod {
     pub(super) phase: PhaseName,
     pub(super) apps: Vec<String>,
     pub(super) image: String,
+}
+
+impl Pod {
+    /// The id as lists show it.
+    pub(super) fn short_id(&self) -> &str {
+        self.id.get(..PodId::SHOWN_DIGITS).unwrap_or(&self.id)
+    }
 }
 
 /// The names on this host. Empty if they cannot be read, because completion cannot report errors.

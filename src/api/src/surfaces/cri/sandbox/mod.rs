@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use gantry_engine::{
-    Engine, Note, PodError, PodRow, PodView, Prepare, PrepareError, Progress, PullPolicy, RunOptions, Show,
+    Engine, Note, PodError, PodRow, PodView, Prepare, PrepareError, Progress, PullPolicy, RunOptions, RunningPod, Show,
 };
 use gantry_model::id::shown;
 use gantry_model::query::PodQuery;
@@ -143,7 +143,7 @@ pub(super) fn user_namespace(row: &gantry_engine::PodRow) -> Option<UserNamespac
 fn discard_aborted(engine: &Engine, name: &str) -> bool {
     match engine.find_pod(name).and_then(|id| engine.status(id)) {
         Ok(view) => match view.row.phase {
-            Phase::AbortedPrepare { .. } | Phase::Garbage { .. } => engine.rm(view.row.id, true).is_ok(),
+            Phase::AbortedPrepare { .. } | Phase::Garbage { .. } => engine.rm(view.row.id, RunningPod::Stop).is_ok(),
             Phase::Embryo
             | Phase::Preparing
             | Phase::Prepared { .. }
@@ -159,7 +159,7 @@ fn discard_aborted(engine: &Engine, name: &str) -> bool {
 fn discard(engine: &Engine, id: PodId) {
     // A pod that was not started cannot be stopped. Any other failure makes the removal fail as well.
     let _not_started = engine.stop(id, Duration::ZERO);
-    match engine.rm(id, true) {
+    match engine.rm(id, RunningPod::Stop) {
         Ok(()) => {}
         Err(error) if error.kind() == ErrorKind::NotFound => {}
         Err(error) => warn!("cannot remove pod {id}: {}", status::from_error(&error).message()),
@@ -198,7 +198,7 @@ pub(super) async fn remove(writer: &Bridge<Engine>, peer: Peer, id: String) -> R
         if is_listed(&view.row) {
             stop_sandbox(engine, &right)?;
         }
-        match engine.rm(view.row.id, true) {
+        match engine.rm(view.row.id, RunningPod::Stop) {
             Ok(()) => Ok(Turn::Done),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(Turn::Done),
             Err(error) => Err(status::from_error(&error)),
