@@ -107,6 +107,14 @@ fn run_child(child: impl FnOnce(ForkedChild) -> Infallible) -> ! {
     match child(ForkedChild { process: PhantomData }) {}
 }
 
+/// Returns the result of a fork in the parent, and runs `child` in the new process, where it is 0.
+fn after_fork(result: libc::c_long, child: impl FnOnce(ForkedChild) -> Infallible) -> io::Result<Pid> {
+    match i32::try_from(check(result)?).ok().and_then(Pid::from_raw) {
+        Some(pid) => Ok(pid),
+        None => run_child(child),
+    }
+}
+
 /// Forks into new namespaces (CLONE_NEW…) or with CLONE_PARENT, and runs `child` in the new process. Returns its PID.
 pub(crate) fn fork(
     _: SingleThreaded,
@@ -123,10 +131,7 @@ pub(crate) fn fork(
         // address space. There is one thread, as above.
         unsafe { libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0) }
     };
-    match i32::try_from(check(pid)?).ok().and_then(Pid::from_raw) {
-        Some(pid) => Ok(pid),
-        None => run_child(child),
-    }
+    after_fork(pid, child)
 }
 
 /// The place of a PID in the memory of a file, which [`fork_recorded`] has the kernel write. No process that this one
@@ -152,7 +157,7 @@ impl PidRecord {
     }
 }
 
-/// The same as [`fork`]. The PID is also in `record`, before the new process runs, and if this one is killed meanwhile.
+/// As [`fork`]. The PID is also in `record`, before the new process runs, even if this one is killed meanwhile.
 pub(crate) fn fork_recorded(
     _: SingleThreaded,
     flags: libc::c_int,
@@ -162,10 +167,7 @@ pub(crate) fn fork_recorded(
     let flags = libc::c_long::from(flags | libc::CLONE_PARENT_SETTID | libc::SIGCHLD);
     // SAFETY: as in fork. The kernel writes a PID to the place, which stays mapped: nothing unmaps it.
     let pid = unsafe { libc::syscall(libc::SYS_clone, flags, 0, record.place, 0, 0) };
-    match i32::try_from(check(pid)?).ok().and_then(Pid::from_raw) {
-        Some(pid) => Ok(pid),
-        None => run_child(child),
-    }
+    after_fork(pid, child)
 }
 
 /// Replaces musl's abort(3), which sends SIGABRT to the thread ID that the library remembers. A process made by a raw
@@ -222,10 +224,7 @@ pub(crate) fn fork_into_cgroup(
     // SAFETY: as in fork: no stack, neither CLONE_VM nor CLONE_THREAD, one thread. The kernel reads `size_of` bytes of
     // `args`.
     let pid = unsafe { libc::syscall(libc::SYS_clone3, &raw const args, size_of::<CloneArgs>()) };
-    match i32::try_from(check(pid)?).ok().and_then(Pid::from_raw) {
-        Some(pid) => Ok(pid),
-        None => run_child(child),
-    }
+    after_fork(pid, child)
 }
 
 /// The process group of the parent; `None` if it has no number in this PID namespace (0) or is the kernel's own (0).

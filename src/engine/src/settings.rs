@@ -353,6 +353,16 @@ fn with_absolute_paths(name: &str, tls: Option<TlsSettings>) -> Result<Option<Tl
     Ok(tls)
 }
 
+/// The words of a command of the host, which execve(2) takes.
+fn command(key: &str, words: Option<Vec<String>>, default: [&str; 3]) -> Result<Vec<String>, String> {
+    let words = words.unwrap_or_else(|| default.map(str::to_owned).to_vec());
+    let has_program = words.first().is_some_and(|program| program.starts_with('/'));
+    if !has_program || words.iter().any(|word| word.contains('\0')) {
+        return Err(format!("{key}: must begin with the absolute path of a program"));
+    }
+    Ok(words)
+}
+
 /// Applies the settings of the file, except the data directory.
 fn apply(file: File, settings: &mut Settings) -> Result<(), String> {
     apply_cgroups(file.cgroup_manager.as_deref(), file.cgroup_parent.as_deref(), &mut settings.options)?;
@@ -369,22 +379,9 @@ fn apply(file: File, settings: &mut Settings) -> Result<(), String> {
     settings.cri_stream_listen = file.cri_stream_listen;
     settings.machine_tls = with_absolute_paths("machine-tls", file.machine_tls)?;
     settings.aurae_tls = with_absolute_paths("aurae-tls", file.aurae_tls)?;
-    let mut commands = Vec::new();
-    for (key, words, default) in [
-        ("reboot-command", file.reboot_command, REBOOT_COMMAND),
-        ("shutdown-command", file.shutdown_command, SHUTDOWN_COMMAND),
-    ] {
-        let words = words.unwrap_or_else(|| default.map(str::to_owned).to_vec());
-        if !words.first().is_some_and(|program| program.starts_with('/'))
-            || words.iter().any(|word| word.contains('\0'))
-        {
-            return Err(format!("{key}: must begin with the absolute path of a program"));
-        }
-        commands.push(words);
-    }
-    if let (true, Ok([reboot, shutdown])) = (file.machine_control, <[_; 2]>::try_from(commands)) {
-        settings.machine_commands = Some(MachineCommands { reboot, shutdown });
-    }
+    let reboot = command("reboot-command", file.reboot_command, REBOOT_COMMAND)?;
+    let shutdown = command("shutdown-command", file.shutdown_command, SHUTDOWN_COMMAND)?;
+    settings.machine_commands = file.machine_control.then_some(MachineCommands { reboot, shutdown });
     settings.time_server = file.time_server;
     settings.metrics_listen = file.metrics_listen;
     if let Some(text) = file.sample_interval {
@@ -410,13 +407,13 @@ fn apply(file: File, settings: &mut Settings) -> Result<(), String> {
     if keeper.interval < MIN_INTERVAL {
         return Err(format!("gc-interval: must be at least {MIN_INTERVAL:?}"));
     }
+    if !keeper.backup.is_zero() && keeper.backup < MIN_INTERVAL {
+        return Err(format!("backup-interval: must be 0 (never) or at least {MIN_INTERVAL:?}"));
+    }
     let kept = &mut settings.options.events_kept;
     *kept = file.events_kept.unwrap_or(*kept);
     if !EVENTS_KEPT.contains(kept) {
         return Err(format!("events-kept: must be {} to {}", EVENTS_KEPT.start(), EVENTS_KEPT.end()));
-    }
-    if !keeper.backup.is_zero() && keeper.backup < MIN_INTERVAL {
-        return Err(format!("backup-interval: must be 0 (never) or at least {MIN_INTERVAL:?}"));
     }
     apply_log(file.log, &mut settings.options.log)
 }

@@ -106,9 +106,9 @@ fn start_apps(
     }
     if pod.resources.finish_attaching()? {
         let etc = pod.resources.etc_files(&pod.plan)?;
-        for created in &mut created {
-            let updated = created.update_etc(&pod.plan, &etc);
-            updated.of_app(&created.app.plan.name)?;
+        for app in &mut created {
+            let updated = app.update_etc(&pod.plan, &etc);
+            updated.of_app(&app.app.plan.name)?;
         }
     }
     sysctl::apply(thread, &pod.plan, pod.jail.user.as_deref())?;

@@ -93,6 +93,7 @@ impl Pod {
         trees: &mut impl Iterator<Item = OwnedFd>,
         added: &mut Vec<String>,
     ) -> Result<()> {
+        // Also of a volume that the pod has: the next mount belongs to the next volume.
         let tree = match spec.kind {
             VolumeKind::Host { .. } | VolumeKind::Named { .. } => {
                 let why = format!("volume '{}' came without a mount", spec.name);
@@ -414,9 +415,7 @@ impl Supervisor {
     pub(super) fn release_volumes(&mut self, app: &str, names: Vec<String>) -> Vec<PathBuf> {
         let mut dirs = Vec::new();
         for name in names {
-            let mounts = |plan: &gantry_contract::plan::App| {
-                plan.name != app && plan.mounts.iter().any(|mount| mount.volume == name)
-            };
+            let mounts = |plan: &plan::App| plan.name != app && plan.mounts.iter().any(|mount| mount.volume == name);
             if let Some(other) = self.pod.apps.values_mut().find(|other| mounts(&other.plan)) {
                 other.volumes.push(name);
                 continue;

@@ -171,12 +171,12 @@ impl Table {
         let mut fresh = ports.clone();
         let mut stale = Vec::new();
         // A rejected transaction costs an RCU grace period, so query first. The bridge table never exists alone.
-        let mut first = !anti_spoofing.is_empty() && !self.exists(Family::Bridge)?;
-        if (first || anti_spoofing.is_empty()) && !self.exists(Family::Inet)? {
+        let mut makes_bridge_table = !anti_spoofing.is_empty() && !self.exists(Family::Bridge)?;
+        if (makes_bridge_table || anti_spoofing.is_empty()) && !self.exists(Family::Inet)? {
             return Err(Error::Missing { table: self.name.clone() });
         }
         for _ in 0..MAX_ATTEMPTS {
-            let guarded = !anti_spoofing.is_empty() && self.bridges != Some(false);
+            let adds_bridges = !anti_spoofing.is_empty() && self.bridges != Some(false);
             let mut change = Transaction::new(&self.name, None, self.bridge);
             // Exclusively: otherwise the kernel would silently accept a prefix that another network has got since.
             let (new, present): (Vec<&Element>, Vec<&Element>) =
@@ -191,22 +191,22 @@ impl Table {
             change.remove(stale.iter().copied());
             change.add(stale.iter().copied(), true);
             change.add(fresh.iter().copied(), true);
-            if first && guarded {
+            if makes_bridge_table && adds_bridges {
                 change.add_layout(Family::Bridge);
             }
-            change.add(anti_spoofing.iter().copied().filter(|_| guarded), false);
+            change.add(anti_spoofing.iter().copied().filter(|_| adds_bridges), false);
             if change.is_empty() {
                 return Ok(networks.have_other_prefixes);
             }
             match self.channel.transact(change, &format!("add to the table {}", self.name)) {
                 Ok(()) => return Ok(networks.have_other_prefixes),
-                Err(failure) if first && lacks_bridges(&failure) => {
+                Err(failure) if makes_bridge_table && lacks_bridges(&failure) => {
                     self.bridges = Some(false);
                     continue;
                 }
                 // The bridge table was removed in the meantime with the last anti-spoofing entry.
-                Err(failure) if !first && is_of_bridges(&failure, Errno::NOENT) => {
-                    first = true;
+                Err(failure) if !makes_bridge_table && is_of_bridges(&failure, Errno::NOENT) => {
+                    makes_bridge_table = true;
                     continue;
                 }
                 Err(failure)

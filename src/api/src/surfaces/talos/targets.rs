@@ -12,6 +12,7 @@ use std::net::IpAddr;
 use gantry_model::id::shown;
 use gantry_proto::talos::common::Metadata;
 use gantry_proto::talos::google::rpc;
+use gantry_proto::talos::{common, machine, network, resource, storage, time};
 use tonic::metadata::MetadataMap;
 use tonic::{Code, Status};
 
@@ -41,7 +42,6 @@ macro_rules! node_messages {
     };
 }
 
-use gantry_proto::talos::{common, machine, network, resource, storage, time};
 node_messages!(
     common::Data,
     machine::Container,
