@@ -104,6 +104,25 @@ fn pods_without_directories_cannot_be_started() {
     g.run(&["rm", &prepared, &exited]).succeeded();
 }
 
+#[test]
+fn pods_without_directories_have_no_files() {
+    let g = Gantry::new();
+    let prepared = prepare(&g, &["true"]);
+    let exited = g.detached(&[], &["true"]);
+    g.wait_state(&exited, "exited");
+    let file = g.scratch().join("file");
+    fs::write(&file, "").unwrap();
+    let file = file.display().to_string();
+    for pod in [&prepared, &exited] {
+        fs::remove_dir_all(entry(&g, pod)).unwrap();
+        let inside = format!("{pod}:/tmp/file");
+        for [from, to] in [[&file, &inside], [&inside, &file]] {
+            let out = g.run(&["cp", from, to]).exits(125);
+            let _ = out.stderr_contains(&[pod, "has no directory", "gantry rm"]);
+        }
+    }
+}
+
 /// Starts a pod and stops its command with SIGSTOP before that has recorded the start. `None`: it was too late, or has
 /// locked the database.
 fn stop_starter(g: &Gantry, image: &str) -> Option<(Running, String)> {

@@ -122,18 +122,26 @@ impl Engine {
     fn check_stored(&self, row: &PodRow, app: &AppName, access: FileAccess) -> Result<Option<PodLock>, EngineError> {
         let id = row.id;
         match (&row.phase, access) {
-            (Phase::Prepared { .. } | Phase::Exited { .. } | Phase::Running { .. }, FileAccess::Read) => Ok(None),
+            (Phase::Prepared { .. } | Phase::Exited { .. } | Phase::Running { .. }, FileAccess::Read) => {
+                if self.has_pod_dir(id) { Ok(None) } else { Err(no_directory(id)) }
+            }
             (Phase::Running { .. }, FileAccess::Write) => Err(refused(format!(
                 "app '{app}' of pod {id} does not run, and its pod does: start the app or stop the pod, and copy then"
             ))),
             (Phase::Prepared { .. } | Phase::Exited { .. }, FileAccess::Write) => {
-                let PodState::Free(lock) = self.lock_in_time(id).map_err(from_cause)? else {
-                    let why = format!("pod {id} is in use by another command: try again");
-                    return Err(EngineError::new(ErrorKind::Busy, why));
+                let lock = match self.lock_in_time(id).map_err(from_cause)? {
+                    PodState::Free(lock) => Some(lock),
+                    PodState::Absent => None,
+                    PodState::Held => {
+                        let why = format!("pod {id} is in use by another command: try again");
+                        return Err(EngineError::new(ErrorKind::Busy, why));
+                    }
                 };
                 // Read under the lock: the pod may have been started or removed before it was taken.
                 match self.store.pod(id).map_err(from_cause)?.map(|row| row.phase) {
-                    Some(Phase::Prepared { .. } | Phase::Exited { .. }) => Ok(Some(lock)),
+                    Some(Phase::Prepared { .. } | Phase::Exited { .. }) => {
+                        lock.map(Some).ok_or_else(|| no_directory(id))
+                    }
                     // In every other phase, another command works on it.
                     _ => Err(EngineError::new(ErrorKind::Busy, format!("pod {id} is in use: try again"))),
                 }
@@ -191,6 +199,12 @@ impl Engine {
         volumes.sort_by_key(|volume| volume.target.matches('/').count());
         volumes
     }
+}
+
+fn no_directory(id: PodId) -> EngineError {
+    refused(format!(
+        "pod {id} has no directory, which has its files: put it back, or remove the pod with 'gantry rm {id}'"
+    ))
 }
 
 /// Refuses a pod whose apps use the host's files.
