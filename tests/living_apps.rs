@@ -2,6 +2,7 @@
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
+use std::time::Duration;
 
 use gantry_tests::{Gantry, Out, Signal, Space, app, pod_id, wait_for};
 use rustix::process::{Pid, kill_process};
@@ -437,6 +438,49 @@ fn an_abandoned_add_is_completed_or_undone() {
         listed.as_array().is_some_and(|apps| apps.iter().all(|app| app["state"] != "creating")).then_some(())
     });
     if !g.run(&["app", "list", "-q", &pod]).ok().text().is_empty() {
+        g.run(&["app", "rm", &format!("{pod}/late")]).succeeded();
+    }
+    start(&g, &pod, "late", &["sleep", "forever"]);
+    g.check_invariants();
+}
+
+#[test]
+fn requests_to_stopped_supervisors_fail_early() {
+    const SOON: Duration = Duration::from_secs(15);
+    let g = Gantry::new();
+    let pod = sandbox(&g, &[]);
+    let image = g.fixture();
+    let app = start(&g, &pod, "first", &["sleep", "forever"]);
+    let supervisor = g.supervisor(&pod);
+    signal(supervisor, Signal::STOP);
+    let stopped = format!("it is stopped (SIGSTOP, or a debugger): continue it with 'kill -CONT {supervisor}'");
+    let lines = [
+        add_line(&pod, &image, &["--name=late"], &["sleep", "forever"]),
+        vec!["restart", "-t=60", &app],
+        vec!["app", "stop", "-t=60", &app],
+        vec!["update", "--pids-limit=50", &app],
+        vec!["exec", &app, "--", "/bin/app", "print", "here"],
+        vec!["pause", &app],
+    ];
+    let failing: Vec<_> = lines.iter().map(|line| g.spawn(line)).collect();
+    for command in failing {
+        let out = command.wait().exits(FAILED).stderr_contains(&[&pod, &stopped]);
+        assert!(out.duration < SOON, "{out}");
+    }
+    // The row of the app that is added. Nothing waits for the supervisor.
+    let listed = g.run(&["list"]).ok();
+    assert!(listed.duration < SOON / 3, "{listed}");
+    signal(supervisor, Signal::CONT);
+    wait_for("the app to be created or removed", || {
+        let listed = g.json(&["app", "list", &pod]);
+        listed.as_array().is_some_and(|apps| apps.iter().all(|app| app["state"] != "creating")).then_some(())
+    });
+    // The order of the requests that it still executes is that of the commands.
+    g.run(&["unpause", &app]).succeeded();
+    g.run(&["app", "stop", "-t=0", &app]).succeeded();
+    g.run(&["app", "start", &app]).succeeded();
+    assert_eq!(g.run(&["exec", &app, "--", "/bin/app", "print", "here"]).ok().stdout, "here\n");
+    if g.run(&["app", "list", "-q", &pod]).ok().stdout.contains("late") {
         g.run(&["app", "rm", &format!("{pod}/late")]).succeeded();
     }
     start(&g, &pod, "late", &["sleep", "forever"]);

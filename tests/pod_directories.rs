@@ -152,7 +152,7 @@ fn stopped_starters_of_ended_pods_are_named() {
     let g = Gantry::new();
     let image = g.fixture();
     let (run, pod) = wait_for("a starter that can be stopped in time", || stop_starter(&g, &image));
-    let starter = format!("process {} ('gantry'), which is stopped, holds its directory", run.pid());
+    let starter = format!("process {} ('gantry') still holds its directory: it is stopped", run.pid());
     let _ = g.run(&["stop", "-t", "1", &pod]).exits(125).stderr_contains(&[&starter, "has ended"]);
     let _ = g.run(&["rm", "--force", &pod]).exits(125).stderr_contains(&[&starter]);
     run.signal(Signal::CONT);

@@ -65,6 +65,7 @@ pub use files::diff::{FileChange, FileChangeKind, FileChanges};
 pub use freshness::{CommitCounter, PodFilesStamp};
 pub use host::interfaces::{HostInterface, HostRoute, NetlinkError, list_interfaces, list_routes};
 pub use host::network::{FirewallChange, FirewallMonitor, FirewallPart};
+pub use host::process::StoppedProcess;
 pub use host::sandbox_network::{SandboxNetwork, SandboxNetworkChoice};
 pub use images::inspect::{HistoryStep, ImageDetails, LayerDetails};
 pub use images::login;

@@ -9,7 +9,7 @@ use gantry_model::PodId;
 use gantry_model::id::shown;
 
 use crate::Engine;
-use crate::host::process;
+use crate::host::process::{self, StoppedProcess};
 
 /// A process that holds the lock on a pod directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,8 +17,8 @@ pub(crate) struct LockHolder {
     pub(crate) pid: u32,
     /// The name of its command, escaped.
     pub(crate) command: String,
-    /// Whether a signal has stopped it.
-    pub(crate) is_stopped: bool,
+    /// That it is stopped, if it is.
+    pub(crate) stopped: Option<StoppedProcess>,
 }
 
 impl Engine {
@@ -33,7 +33,7 @@ impl Engine {
         })
         .map(|pid| {
             let command = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-            LockHolder { pid, command: shown(command.trim()), is_stopped: process::is_stopped(pid) }
+            LockHolder { pid, command: shown(command.trim()), stopped: process::stopped(pid) }
         })
     }
 }

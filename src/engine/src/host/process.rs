@@ -1,5 +1,6 @@
 //! Processes identified by pid, start time and boot; waiting with a deadline.
 
+use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process::Child;
@@ -171,14 +172,42 @@ pub(crate) fn is_running(pid: u32, start_ticks: u64) -> bool {
 /// Whether this file has a record lock (fcntl(2)) that the process with this pid holds: then it lives, because the
 /// kernel releases such a lock when its process exits, and no child inherits it. Asking takes no lock.
 pub(crate) fn holds_record_lock(pid: u32, file: impl AsFd) -> bool {
-    let held = rustix::process::fcntl_getlk(file, &Flock::from(FlockType::WriteLock)).ok().flatten();
-    let holder = held.and_then(|lock| lock.pid).map(Pid::as_raw_pid);
-    holder.is_some_and(|holder| u32::try_from(holder) == Ok(pid))
+    record_lock_holder(file) == Some(pid)
 }
 
-/// Whether a signal has stopped a process. False if that cannot be read.
-pub(crate) fn is_stopped(pid: u32) -> bool {
-    read_stat(pid).is_ok_and(|stat| stat.is_some_and(|stat| state(&stat) == Some("T")))
+/// The process that has a record lock on this file.
+fn record_lock_holder(file: impl AsFd) -> Option<u32> {
+    let held = rustix::process::fcntl_getlk(file, &Flock::from(FlockType::WriteLock)).ok().flatten();
+    held.and_then(|lock| lock.pid).and_then(|pid| u32::try_from(pid.as_raw_pid()).ok())
+}
+
+/// A process that SIGSTOP or a debugger has stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StoppedProcess {
+    /// Its PID.
+    pub pid: u32,
+}
+
+/// Written after the process was named.
+impl fmt::Display for StoppedProcess {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "it is stopped (SIGSTOP, or a debugger): continue it with 'kill -CONT {}'", self.pid)
+    }
+}
+
+/// The process that has a record lock on this file, if it is stopped now.
+pub(crate) fn stopped_lock_holder(file: impl AsFd) -> Option<StoppedProcess> {
+    let pid = record_lock_holder(&file)?;
+    let stopped = stopped(pid)?;
+    // It lives while it has the lock: no other process had its pid.
+    (record_lock_holder(&file) == Some(pid)).then_some(stopped)
+}
+
+/// The process that has this pid now, if it is stopped. `None` also if that cannot be read.
+pub(crate) fn stopped(pid: u32) -> Option<StoppedProcess> {
+    let stat = read_stat(pid).ok()??;
+    // proc_pid_stat(5): t, of a debugger.
+    matches!(state(&stat), Some("T" | "t")).then_some(StoppedProcess { pid })
 }
 
 /// The state in a text of `/proc/PID/stat`, its third field.

@@ -64,7 +64,8 @@ impl Engine {
     /// found. [`Self::start_app`] starts it.
     ///
     /// # Errors
-    /// [`EngineError`]; nothing is left of the app then.
+    /// [`EngineError`]; nothing is left of the app then, unless the supervisor is stopped ([`ControlError::Stopped`]):
+    /// the first command on the pod after it is continued records the app or removes it.
     pub fn add_app(
         &self,
         id: PodId,
@@ -79,7 +80,7 @@ impl Engine {
     /// are recorded together.
     ///
     /// # Errors
-    /// [`EngineError`]; nothing is left of the app then, unless only its start has failed.
+    /// As [`Self::add_app`]; the app is left if only its start has failed.
     pub fn add_app_and_start(
         &self,
         id: PodId,

@@ -12,6 +12,7 @@
 //! | add | the row | Creating, lock free, no creation in the journal | no app, no row |
 //! | add | the record (`added.json`) | the same | the same; the next add or removal drops the entry |
 //! | add | the request | the same; the supervisor may create the app later | the same: the supervisor removes it |
+//! | add | the request; the supervisor is stopped | the same | the same, once it is continued |
 //! | add | the creation | Creating, journal says created | Created |
 //! | start, restart | the request | Created or Exited, journal says started | running, attempt + 1 |
 //! | stop, restart | the request | running, journal says exited | Exited |
@@ -40,6 +41,7 @@ use crate::pods::ended_apps::has_ended;
 use crate::pods::exec::{ExecError, select_app};
 use crate::pods::kubelet;
 use crate::pods::restart::has_restart_policy;
+use crate::pods::stopped::stopped_supervisor;
 use crate::pods::storage_limit;
 use crate::{Engine, EngineError, PodError};
 
@@ -119,7 +121,9 @@ impl Engine {
                 Err(error) => Err(EngineError::from_cause(error)),
             },
             Ok(other) => Err(EngineError::from_cause(unexpected(id, &other))),
-            Err(error) if is_refusal(&error) => Err(EngineError::from_cause(error)),
+            Err(error) if is_refusal(&error) || matches!(error, ControlError::Stopped { .. }) => {
+                Err(EngineError::from_cause(error))
+            }
             // The app may have been the last of its pod, whose supervisor then ends.
             Err(error) => match self.wait(id, Some(STOP_SLACK)) {
                 Ok(Some(view)) => Ok(Some(*view.row)),
@@ -320,8 +324,11 @@ impl Engine {
     }
 
     /// Undoes the addition of an app that may or may not have been created. A failure leaves the row as it is, to be
-    /// undone by the next reconciliation.
+    /// undone by the next reconciliation; so does a supervisor that is stopped.
     pub(super) fn undo_add(&self, id: PodId, app: &AppName, lock: &AppsLock) {
+        if stopped_supervisor(&self.pod_dir(id)).is_some() {
+            return;
+        }
         // Also if it was refused: the supervisor may get an earlier request later.
         let _left_to_reconcile = self
             .ask_to_remove(id, app, self.timeouts.network)

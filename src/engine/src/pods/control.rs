@@ -5,6 +5,7 @@
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use gantry_contract::control::{MAX_LONG_REQUEST, MAX_MESSAGE, Reply, Request, Status};
@@ -21,8 +22,9 @@ use rustix::net::{
 use thiserror::Error;
 
 use crate::Engine;
-use crate::host::process::{self, Deadline};
+use crate::host::process::{self, Deadline, StoppedProcess};
 use crate::host::stage1::printable;
+use crate::pods::stopped::{SLICE, SupervisorWait};
 
 /// The timeout of a reply.
 pub(crate) const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
@@ -50,6 +52,18 @@ pub enum ControlError {
         id: PodId,
         /// The time it had, in whole seconds; at least 1.
         seconds: u64,
+    },
+    /// The supervisor is stopped, so that it does not reply. It executes a request that it was sent when it is
+    /// continued.
+    #[error(
+        "the supervisor of pod {id}, process {}, does not reply: {process}; it may still execute the request",
+        process.pid
+    )]
+    Stopped {
+        /// The pod.
+        id: PodId,
+        /// The supervisor.
+        process: StoppedProcess,
     },
     /// The supervisor closed the connection.
     #[error("the supervisor of pod {0} closed the connection without a reply; the pod may have ended")]
@@ -105,7 +119,7 @@ pub enum ControlError {
 
 impl ControlError {
     /// No reply in this time, which is rounded to seconds; at least 1: "within 0 s" would say nothing.
-    fn silent(id: PodId, waited: Duration) -> Self {
+    pub(super) fn silent(id: PodId, waited: Duration) -> Self {
         let seconds = waited.saturating_add(Duration::from_millis(500)).as_secs().max(1);
         Self::Silent { id, seconds }
     }
@@ -118,7 +132,7 @@ impl Kind for ControlError {
                 denied @ ErrorKind::Denied => denied,
                 _ => ErrorKind::Unavailable,
             },
-            Self::Silent { .. } | Self::Closed(_) => ErrorKind::Unavailable,
+            Self::Silent { .. } | Self::Stopped { .. } | Self::Closed(_) => ErrorKind::Unavailable,
             Self::TooLong { .. } => ErrorKind::Invalid,
             Self::Garbled { .. } | Self::Version { .. } => ErrorKind::Internal,
             Self::Failed { kind, .. } => *kind,
@@ -130,6 +144,7 @@ impl Kind for ControlError {
 #[derive(Debug)]
 pub(crate) struct Connection {
     id: PodId,
+    pod_dir: PathBuf,
     fd: OwnedFd,
     /// The time that sending may take.
     send_timeout: Duration,
@@ -180,17 +195,22 @@ impl Engine {
     pub(crate) fn connect_within(&self, id: PodId, within: Duration) -> Result<Connection, ControlError> {
         let fail = |source: rustix::io::Errno| ControlError::Connect { id, source: source.into() };
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let dir = rustix::fs::open(self.pod_dir(id), flags, Mode::empty()).map_err(fail)?;
+        let pod_dir = self.pod_dir(id);
+        let dir = rustix::fs::open(&pod_dir, flags, Mode::empty()).map_err(fail)?;
         let path = format!("/proc/self/fd/{}/{}", dir.as_raw_fd(), files::CONTROL);
         let address = SocketAddrUnix::new(path.as_str()).map_err(fail)?;
         let fd = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).map_err(fail)?;
-        // Bounds connecting to a full backlog, and sending to a full buffer.
-        set_socket_timeout(&fd, Timeout::Send, Some(within)).map_err(fail)?;
-        match rustix::io::retry_on_intr(|| connect(&fd, &address)) {
-            Ok(()) => Ok(Connection { id, fd, send_timeout: within, since: Instant::now() }),
-            Err(rustix::io::Errno::AGAIN) => Err(ControlError::silent(id, within)),
-            Err(errno) => Err(fail(errno)),
+        // Bounds connecting to a full backlog, and sending to a full buffer, each time.
+        set_socket_timeout(&fd, Timeout::Send, Some(within.min(SLICE))).map_err(fail)?;
+        let mut wait = SupervisorWait::new(id, &pod_dir, Deadline::after(within), within);
+        loop {
+            match rustix::io::retry_on_intr(|| connect(&fd, &address)) {
+                Ok(()) => break,
+                Err(rustix::io::Errno::AGAIN) => wait.go_on()?,
+                Err(errno) => return Err(fail(errno)),
+            }
         }
+        Ok(Connection { id, pod_dir, fd, send_timeout: within, since: Instant::now() })
     }
 
     /// Sends one request and reads one reply; a `Failed` reply is an error.
@@ -268,11 +288,15 @@ impl Connection {
             return Err(ControlError::Io { id, attempt: "pass descriptors to", source });
         }
         let message = [IoSlice::new(&bytes)];
-        match rustix::io::retry_on_intr(|| sendmsg(&self.fd, &message, &mut control, SendFlags::NOSIGNAL)) {
-            Ok(_) => Ok(()),
-            Err(rustix::io::Errno::AGAIN) => Err(ControlError::silent(id, self.send_timeout)),
-            Err(rustix::io::Errno::PIPE | rustix::io::Errno::CONNRESET) => Err(ControlError::Closed(id)),
-            Err(errno) => Err(ControlError::Io { id, attempt: "send a request to", source: errno.into() }),
+        let within = self.send_timeout;
+        let mut wait = SupervisorWait::new(id, &self.pod_dir, Deadline::after(within), within);
+        loop {
+            match rustix::io::retry_on_intr(|| sendmsg(&self.fd, &message, &mut control, SendFlags::NOSIGNAL)) {
+                Ok(_) => return Ok(()),
+                Err(rustix::io::Errno::AGAIN) => wait.go_on()?,
+                Err(rustix::io::Errno::PIPE | rustix::io::Errno::CONNRESET) => return Err(ControlError::Closed(id)),
+                Err(errno) => return Err(ControlError::Io { id, attempt: "send a request to", source: errno.into() }),
+            }
         }
     }
 
@@ -286,24 +310,35 @@ impl Connection {
         status_of(self.id, self.receive_until(deadline)?.0)
     }
 
-    /// The next reply, without a deadline: a program may run for ever.
+    /// The next reply, without a deadline: a program may run for ever, also while its supervisor is stopped.
     pub(crate) fn receive_whenever(&self) -> Result<(Reply, Option<OwnedFd>), ControlError> {
-        self.receive_until(Deadline::NEVER)
+        process::readable(&[self.fd.as_fd()], Deadline::NEVER).map_err(|source| self.unreadable(source))?;
+        self.read_reply()
     }
 
     /// The next reply, before the deadline; a `Failed` reply is an error.
     pub(crate) fn receive_until(&self, deadline: Deadline) -> Result<(Reply, Option<OwnedFd>), ControlError> {
+        // A caller that has waited by itself looks without a timeout.
+        let timeout = Some(deadline.duration()).filter(|timeout| !timeout.is_zero());
+        let limit = timeout.unwrap_or_else(|| self.since.elapsed());
+        let mut wait = SupervisorWait::new(self.id, &self.pod_dir, deadline, limit);
+        while process::readable(&[self.fd.as_fd()], wait.slice()).map_err(|source| self.unreadable(source))?.is_none() {
+            wait.go_on()?;
+        }
+        self.read_reply()
+    }
+
+    fn unreadable(&self, source: io::Error) -> ControlError {
+        ControlError::Io { id: self.id, attempt: "receive from", source }
+    }
+
+    /// The reply that has come; a `Failed` reply is an error.
+    fn read_reply(&self) -> Result<(Reply, Option<OwnedFd>), ControlError> {
         let id = self.id;
-        let io = |source: io::Error| ControlError::Io { id, attempt: "receive from", source };
         let failed = |errno| match errno {
             rustix::io::Errno::CONNRESET => ControlError::Closed(id),
-            errno => io(errno.into()),
+            errno => self.unreadable(errno.into()),
         };
-        if process::readable(&[self.fd.as_fd()], deadline).map_err(io)?.is_none() {
-            // A caller that has waited by itself looks without a timeout.
-            let timeout = Some(deadline.duration()).filter(|timeout| !timeout.is_zero());
-            return Err(ControlError::silent(id, timeout.unwrap_or_else(|| self.since.elapsed())));
-        }
         // Most replies are short: zeroing 128 KiB costs more than asking for the length.
         let (_, length) = rustix::io::retry_on_intr(|| {
             recv(&self.fd, &mut [0u8; 0][..], RecvFlags::PEEK | RecvFlags::TRUNC | RecvFlags::DONTWAIT)
@@ -358,7 +393,7 @@ mod tests {
         let (ours, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
         let (id, since) = (PodId::from_random([1; 16]), Instant::now());
-        (Connection { id, fd: ours, send_timeout: REPLY_TIMEOUT, since }, theirs)
+        (Connection { id, pod_dir: PathBuf::new(), fd: ours, send_timeout: REPLY_TIMEOUT, since }, theirs)
     }
 
     fn answer(to: &OwnedFd, answer: &Reply) {
@@ -405,8 +440,8 @@ mod tests {
     fn descriptors_are_passed() {
         let (connection, theirs) = pair();
         let (reading, writing) = rustix::pipe::pipe().unwrap();
-        let (id, since) = (connection.id, connection.since);
-        let other = Connection { id, fd: theirs, send_timeout: REPLY_TIMEOUT, since };
+        let (id, pod_dir, since) = (connection.id, PathBuf::new(), connection.since);
+        let other = Connection { id, pod_dir, fd: theirs, send_timeout: REPLY_TIMEOUT, since };
         other.send(&Request::Status, &[writing.as_fd(), writing.as_fd(), writing.as_fd()]).unwrap();
         drop(writing);
         let mut bytes = vec![0; 100];

@@ -34,6 +34,7 @@ pub(crate) mod rm;
 pub(crate) mod run;
 pub(crate) mod sockets;
 pub(crate) mod stop;
+mod stopped;
 pub(crate) mod storage_limit;
 pub(crate) mod supervisor;
 pub(crate) mod transition;

@@ -12,7 +12,7 @@ use thiserror::Error;
 
 use crate::error::need_root;
 use crate::host::lock_holder::LockHolder;
-use crate::host::process::{self, Deadline};
+use crate::host::process::{self, Deadline, StoppedProcess};
 use crate::pods::app_add::CREATE_TIMEOUT;
 use crate::pods::control::ControlError;
 use crate::pods::restart::{START_TIMEOUT, has_restart_policy};
@@ -44,7 +44,8 @@ pub enum StopError {
     Stuck(PodId),
     /// It has ended, and another process still holds its directory.
     #[error(
-        "pod {id} has ended, but process {pid} ('{command}') still holds its directory: try again when it has finished"
+        "pod {id} has ended, but process {pid} ('{command}') still holds its directory: {}",
+        need(stopped.as_ref())
     )]
     Held {
         /// The pod.
@@ -53,18 +54,8 @@ pub enum StopError {
         pid: u32,
         /// The name of its command.
         command: String,
-    },
-    /// As [`Self::Held`], by a process that was stopped (SIGSTOP), such as the command that started the pod.
-    #[error(
-        "pod {id} has ended, but process {pid} ('{command}'), which is stopped, holds its directory: continue or end it"
-    )]
-    HeldByStopped {
-        /// The pod.
-        id: PodId,
-        /// The process.
-        pid: u32,
-        /// The name of its command.
-        command: String,
+        /// That it is stopped, if it is, such as the command that started the pod.
+        stopped: Option<StoppedProcess>,
     },
     /// Its supervisor cannot be killed.
     #[error("cannot kill the supervisor of pod {id}")]
@@ -80,11 +71,16 @@ pub enum StopError {
     Pod(#[from] PodError),
 }
 
+/// What a process that holds the directory of a pod needs to release it.
+fn need(stopped: Option<&StoppedProcess>) -> String {
+    stopped.map_or_else(|| "try again when it has finished".to_owned(), ToString::to_string)
+}
+
 impl Kind for StopError {
     fn kind(&self) -> ErrorKind {
         match self {
             Self::NotStarted { .. } => ErrorKind::Refused,
-            Self::Busy(_) | Self::Held { .. } | Self::HeldByStopped { .. } => ErrorKind::Busy,
+            Self::Busy(_) | Self::Held { .. } => ErrorKind::Busy,
             Self::Stuck(_) => ErrorKind::TimedOut,
             Self::Kill { source, .. } => ErrorKind::of_io(source),
             Self::Pod(error) => error.kind(),
@@ -192,8 +188,7 @@ impl Engine {
             return StopError::Stuck(id);
         }
         match self.find_lock_holder(id) {
-            Some(LockHolder { pid, command, is_stopped: true }) => StopError::HeldByStopped { id, pid, command },
-            Some(LockHolder { pid, command, is_stopped: false }) => StopError::Held { id, pid, command },
+            Some(LockHolder { pid, command, stopped }) => StopError::Held { id, pid, command, stopped },
             None => StopError::Stuck(id),
         }
     }
