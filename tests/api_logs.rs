@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use gantry_proto::rkt::v1alpha::{GetLogsRequest, PodState};
 use gantry_tests::api::Api;
-use gantry_tests::{Gantry, nanos, now_ns, pod_id};
+use gantry_tests::{Gantry, nanos, now_ns, pod_id, wait_for};
 
 /// The size limit of a stream's message.
 const MAX_MESSAGE_BYTES: usize = 4 << 20;
@@ -328,6 +328,34 @@ fn a_slow_reader_does_not_block_the_app() {
     let rest = logs.rest();
     assert!(!rest.is_empty() && rest.iter().all(|line| cut(line).1.len() == 79));
     drop((logs, narrow, api));
+    served.end();
+}
+
+#[test]
+fn stalled_streams_take_little_memory_and_return_it() {
+    const STREAMS: usize = 60;
+    const MAX_KIB_PER_STREAM: u64 = 512;
+    const MAX_KIB_AFTER: u64 = 16 << 10;
+    let g = Gantry::new();
+    let served = g.serve(&[]);
+    let line = ["run", "-d", "--stage1=host", "--", "sh", "-c", "seq 1 300000; sleep 600"];
+    let pod = pod_id(&g.run(&line).ok());
+    g.wait_log(&pod, "\n300000\n");
+    let before = served.memory_kib("RssAnon:");
+    let streams: Vec<_> = (0..STREAMS)
+        .map(|_| {
+            let narrow = Api::connect_with_small_window(served.address());
+            let mut logs = narrow.logs(follow(&pod));
+            let _first = [logs.take_one(), logs.take_one()];
+            (narrow, logs)
+        })
+        .collect();
+    let stalled = served.memory_kib("RssAnon:");
+    drop(streams);
+    println!("{before} KiB, with {STREAMS} stalled streams {stalled} KiB");
+    assert!(stalled.saturating_sub(before) < STREAMS as u64 * MAX_KIB_PER_STREAM, "{before} KiB, then {stalled} KiB");
+    wait_for("the memory to be given back", || (served.memory_kib("RssAnon:") < MAX_KIB_AFTER).then_some(()));
+    g.run(&["rm", "--force", &pod]).succeeded();
     served.end();
 }
 

@@ -180,10 +180,16 @@ impl Served {
     #[must_use]
     #[track_caller]
     pub fn rss_kib(&self) -> u64 {
+        self.memory_kib("VmRSS:")
+    }
+
+    /// A memory size of the process in KiB: a field of proc_pid_status(5).
+    #[must_use]
+    #[track_caller]
+    pub fn memory_kib(&self, field: &str) -> u64 {
         let path = format!("/proc/{}/status", self.daemon.pid());
         let status = std::fs::read_to_string(&path).unwrap_or_default();
-        let found =
-            status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.split_whitespace().next()?.parse().ok());
+        let found = status.lines().find_map(|line| line.strip_prefix(field)?.split_whitespace().next()?.parse().ok());
         found.unwrap_or_else(|| panic!("{path} has no memory size: {status}"))
     }
 

@@ -1,8 +1,9 @@
 //! Streams of log lines: pieces of logs, read on the bridge's threads while the piece before is sent.
 //!
-//! The first piece is small, so that the first line arrives soon and a client that does not read costs little; pieces
-//! grow as the client takes them. A stream that follows sleeps until a log directory changes or the pod's supervisor
-//! ends.
+//! Pieces are small at first, so that the first line arrives soon, and grow as the client takes them. A piece is read
+//! when the connection has taken the one before; so a client that does not read costs the piece that its connection
+//! holds and one more, both still small. A stream that follows sleeps until a log directory changes or the pod's
+//! supervisor ends.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -24,6 +25,8 @@ use crate::status;
 const FIRST_PIECE: usize = 32 << 10;
 /// Bytes read at a time: the largest piece.
 const MAX_PIECE: usize = 256 << 10;
+/// A piece has at most this part of the bytes that were taken before: connections take far more than they hold.
+const GROWTH: usize = 8;
 /// Poll interval for a pod that was not started yet, and for the end of a process.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Minimum time between two reads of such a pod or process, however many events there are.
@@ -113,8 +116,12 @@ struct WakeSources {
 
 impl<M: Send + 'static> LogStream<M> {
     async fn run<E: LogEncoder<Message = M>>(&mut self, mut reading: Reading<E>) -> Result<(), Status> {
-        let mut piece = FIRST_PIECE;
+        let mut taken: usize = 0;
         loop {
+            if !self.wait_for_room().await? {
+                return Ok(());
+            }
+            let piece = (taken / GROWTH).clamp(FIRST_PIECE, MAX_PIECE);
             // Before the read, so that an event in between counts as a change.
             self.news.borrow_and_update();
             let pull =
@@ -124,16 +131,24 @@ impl<M: Send + 'static> LogStream<M> {
                 if !self.send(message).await? {
                     return Ok(());
                 }
-                piece = (piece * 2).min(MAX_PIECE);
+                taken = taken.saturating_add(piece);
             }
             match reading.pulled {
                 Pulled::End => return Ok(()),
                 Pulled::More => {}
                 Pulled::Drained | Pulled::Waiting => match self.wait(reading).await? {
-                    Some(same) => reading = same,
+                    Some(same) => (reading, taken) = (same, 0),
                     None => return Ok(()),
                 },
             }
+        }
+    }
+
+    /// Waits until the connection has taken the last message. `false` if the client has gone away.
+    async fn wait_for_room(&self) -> Result<bool, Status> {
+        tokio::select! {
+            room = self.sender.reserve() => Ok(room.is_ok()),
+            () = self.context.drained(), if self.follow => Err(status::draining()),
         }
     }
 

@@ -37,6 +37,7 @@ use tracing::{debug, error, info, info_span, warn};
 
 use crate::collector::Collector;
 use crate::configuration::Configuration;
+use crate::heap::HeapTimer;
 use crate::network::Networking;
 use crate::restarts::PodRestarts;
 use crate::schedules::ScheduleRuns;
@@ -63,6 +64,7 @@ pub(crate) struct Keeper {
     watcher: Watcher,
     metrics: Arc<Metrics>,
     timers: Timers,
+    heap: HeapTimer,
     collector: Collector,
     restarts: TimedWork<PodRestarts>,
     schedules: TimedWork<ScheduleRuns>,
@@ -103,6 +105,7 @@ impl Keeper {
             collector: Collector::new(Arc::clone(&metrics)),
             metrics,
             timers: Timers::new(Instant::now()),
+            heap: HeapTimer::new(Instant::now()),
             restarts: TimedWork::default(),
             schedules: TimedWork::default(),
             logged_ends: HashMap::new(),
@@ -203,8 +206,9 @@ impl Keeper {
         self.read_again = true;
     }
 
-    /// Every second: retries failures and finds missed wake-ups.
+    /// Every second: retries failures, finds missed wake-ups, and gives back memory.
     fn poll(&mut self, now: Instant) {
+        self.heap.release_if_due(now);
         // If the file cannot be examined, assume that it was not removed.
         self.removed = self.engine.store().is_current().is_ok_and(|current| !current);
         for id in self.retries.keys().copied().chain(self.watcher.without_inotify()).collect::<Vec<_>>() {

@@ -15,6 +15,7 @@ mod collector;
 mod condition;
 mod configuration;
 mod firewall;
+mod heap;
 mod keeper;
 mod network;
 mod notify;

@@ -64,6 +64,13 @@ pub(crate) fn set_heap_margins(trim_threshold: i32, top_pad: i32) {
     let _without_effect = (trim_threshold, top_pad);
 }
 
+/// Returns the pages of free memory in all arenas of glibc to the kernel. Other allocators have no such function.
+pub(crate) fn trim_heap() {
+    // SAFETY: malloc_trim(3) takes a number and locks the arenas; it changes no memory that is allocated.
+    #[cfg(target_env = "gnu")]
+    let _whether_any = unsafe { libc::malloc_trim(0) };
+}
+
 /// Sets the greatest number of arenas of glibc, which threads share then. Other allocators have no such setting.
 pub(crate) fn set_max_arenas(count: i32) {
     // SAFETY: mallopt(3) takes two numbers and locks the allocator.

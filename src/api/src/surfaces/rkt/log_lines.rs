@@ -168,7 +168,8 @@ impl LogEncoder for LineEncoder {
 
     fn take_messages(&mut self) -> Vec<Encoded> {
         if !self.message.is_empty() {
-            self.end_message();
+            // A client that does not read must not cost the space of another message.
+            self.done.push(std::mem::take(&mut self.message));
         }
         self.done.drain(..).map(|bytes| Encoded(bytes.into())).collect()
     }
