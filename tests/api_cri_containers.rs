@@ -181,6 +181,7 @@ fn attributes_of_containers_are_kept() {
     let volume = g.scratch().join("volume");
     std::fs::create_dir_all(&volume).unwrap();
     let more = json!({
+        "image": { "image": sandbox.image, "user_specified_image": "registry.example/web:1" },
         "labels": { "app": "web", "io.kubernetes.container.name": "main" },
         "annotations": { "example.org/text": "a\nb=c" },
         "mounts": [{ "container_path": "/data", "host_path": volume }],
@@ -198,6 +199,7 @@ fn attributes_of_containers_are_kept() {
         assert_eq!((&status[key], &listed[key]), (&more[key], &more[key]), "{key}");
     }
     assert_eq!((&status["metadata"], &listed["metadata"]["attempt"]), (&listed["metadata"], &json!(2)));
+    assert_eq!(status["image"]["image"], "registry.example/web:1", "a kubelet shows it in the pod's status");
     assert_eq!((&status["mounts"], &status["stop_signal"]), (&more["mounts"], &more["stop_signal"]));
     assert_eq!(listed["pod_sandbox_id"], sandbox.id);
     let log = logs.join("web/0.log").display().to_string();

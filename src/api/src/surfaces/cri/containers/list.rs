@@ -161,7 +161,7 @@ pub(in super::super) fn container_status(found: &FoundContainer, record: Contain
         started_at: life.started,
         finished_at: life.finished,
         exit_code: life.exit_code,
-        image: Some(ImageSpec { annotations: HashMap::new(), ..record.config.image.unwrap_or_default() }),
+        image: Some(image_in_status(record.config.image.unwrap_or_default())),
         image_ref: image_id.clone(),
         reason: life.reason.to_owned(),
         message: life.message,
@@ -174,6 +174,14 @@ pub(in super::super) fn container_status(found: &FoundContainer, record: Contain
         user: user::read(app.state),
         stop_signal: record.config.stop_signal,
     }
+}
+
+/// The image as a user named it, which a kubelet shows in the status of the pod. A kubelet asks for a container by the
+/// id of its image, and sends the name of its manifest beside it.
+fn image_in_status(requested: ImageSpec) -> ImageSpec {
+    let name = &requested.user_specified_image;
+    let image = if name.is_empty() { requested.image } else { name.clone() };
+    ImageSpec { image, annotations: HashMap::new(), ..requested }
 }
 
 /// What crictl shows on top.
