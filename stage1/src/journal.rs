@@ -1,4 +1,5 @@
-//! Writes the journal: one `write` per fact, to a file opened for appending.
+//! Writes the journal: one `write` per fact, to a file opened for appending. What a full or failing disk does not take
+//! is kept in memory, and written before the next fact, or after a while.
 //!
 //! A journal that has grown long is replaced by a shorter one of the same meaning ([`journal::compact`]), which is
 //! written beside it and renamed. Nothing is appended meanwhile.
@@ -14,10 +15,10 @@
 //! The journal is locked (fcntl(2), a record lock) as long as this process lives, by which readers know that it does.
 //! Children do not inherit the lock. Closing any descriptor of the file would release it.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::fs::File;
 use std::os::fd::OwnedFd;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use gantry_contract::files::{JOURNAL, NEW_JOURNAL};
 use gantry_contract::journal::{self, Fact, Record, line};
@@ -39,11 +40,19 @@ const MAX_FACTS_PER_APP: usize = 128;
 /// The maximum size of a journal that is compacted, in bytes. Compactions keep it far below.
 const MAX_SIZE: u64 = 64 << 20;
 
+/// How many bytes are kept that could not be written. Further facts are lost.
+const MAX_UNWRITTEN: usize = 256 << 10;
+
+/// How long after a failure the journal is written again.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+
 /// The open journal of this pod.
 pub(crate) struct Journal {
     file: OwnedFd,
-    /// Whether the file ends within a line because the disk was full.
-    is_torn: Cell<bool>,
+    /// What the disk has not taken yet. It may begin within a line.
+    unwritten: RefCell<Vec<u8>>,
+    /// When that is tried again.
+    retry_at: Cell<Option<Instant>>,
     /// Its size in bytes.
     size: Cell<u64>,
     /// The size up to which disk space is reserved.
@@ -68,16 +77,22 @@ impl Journal {
         let flags =
             OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::APPEND | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let file = rustix::fs::openat(pod_dir, name, flags, Mode::from_raw_mode(0o600))?;
-        let journal = Self {
-            file,
-            is_torn: Cell::new(false),
-            size: Cell::new(0),
-            reserved_to: Cell::new(0),
-            compact_at: MIN_COMPACTED_SIZE,
-        };
+        let journal = Self::of_file(file);
         journal.reserve()?;
         journal.lock();
         Ok(journal)
+    }
+
+    /// The journal of an empty file.
+    fn of_file(file: OwnedFd) -> Self {
+        Self {
+            file,
+            unwritten: RefCell::default(),
+            retry_at: Cell::new(None),
+            size: Cell::new(0),
+            reserved_to: Cell::new(0),
+            compact_at: MIN_COMPACTED_SIZE,
+        }
     }
 
     /// Reserves disk space after the last fact: the next ones must fit when the disk is full. File systems without
@@ -108,7 +123,8 @@ impl Journal {
 
     /// Replaces the journal by a shorter one if it has grown long. Takes some milliseconds.
     pub(crate) fn compact_if_long(&mut self, pod_dir: &OwnedFd) {
-        if self.size.get() < self.compact_at {
+        // The file may end within a line whose rest is unwritten.
+        if self.size.get() < self.compact_at || !self.unwritten.borrow().is_empty() {
             return;
         }
         match self.compact(pod_dir) {
@@ -142,28 +158,63 @@ impl Journal {
         Ok(shorter)
     }
 
-    /// Appends a fact. On a full disk it is lost: the supervisor logs a warning and keeps the pod running, and the
-    /// engine reports the app as lost.
+    /// Appends a fact. If the disk does not take it, the supervisor logs a warning, keeps the fact and the pod running,
+    /// and [`Self::retry`] writes it later. Until then, the engine believes the row.
     pub(crate) fn append(&self, fact: Fact) {
-        let Ok(mut bytes) = line(&Record { at: now(), fact }) else { return };
-        if self.is_torn.get() {
-            // Ends the torn line, which readers skip. Otherwise this fact would be part of it.
-            bytes.insert(0, b'\n');
+        let Ok(bytes) = line(&Record { at: now(), fact }) else { return };
+        let mut unwritten = self.unwritten.borrow_mut();
+        if unwritten.is_empty() {
+            let rest = self.write(&bytes);
+            unwritten.extend_from_slice(rest);
+        } else if unwritten.len() + bytes.len() <= MAX_UNWRITTEN {
+            unwritten.extend_from_slice(&bytes);
+            self.write_all_of(&mut unwritten);
+        } else {
+            tracing::warn!("a fact is lost, because the journal could not be written for long");
         }
-        let why = match rustix::io::retry_on_intr(|| rustix::io::write(&self.file, &bytes)) {
-            Ok(written) if written == bytes.len() => {
-                // The file is opened for appending: its end.
-                self.size.set(rustix::fs::tell(&self.file).unwrap_or(0));
-                self.is_torn.set(false);
-                return self.renew_reserve();
+    }
+
+    /// When [`Self::retry`] is due.
+    pub(crate) fn retry_at(&self) -> Option<Instant> {
+        self.retry_at.get()
+    }
+
+    /// Writes what was not written, if it is time.
+    pub(crate) fn retry(&self, now: Instant) {
+        if self.retry_at.get().is_some_and(|at| at <= now) {
+            self.write_all_of(&mut self.unwritten.borrow_mut());
+        }
+    }
+
+    fn write_all_of(&self, unwritten: &mut Vec<u8>) {
+        let rest = self.write(unwritten).len();
+        unwritten.drain(..unwritten.len() - rest);
+        // It is not needed again for long.
+        unwritten.shrink_to_fit();
+    }
+
+    /// Writes bytes to the end of the file. Returns what the disk does not take.
+    fn write<'a>(&self, mut bytes: &'a [u8]) -> &'a [u8] {
+        while !bytes.is_empty() {
+            match rustix::io::retry_on_intr(|| rustix::io::write(&self.file, bytes)) {
+                // A part, if the disk becomes full: the next call has the error.
+                Ok(written) if written > 0 => bytes = bytes.get(written..).unwrap_or_default(),
+                Ok(_) => return self.postpone(bytes, Errno::NOSPC),
+                Err(error) => return self.postpone(bytes, error),
             }
-            Ok(written) => {
-                self.is_torn.set(written > 0 || self.is_torn.get());
-                "the disk is full".to_owned()
-            }
-            Err(error) => error.to_string(),
-        };
-        tracing::warn!("cannot append to the journal: {why}");
+        }
+        self.retry_at.set(None);
+        // The file is opened for appending: its end.
+        self.size.set(rustix::fs::tell(&self.file).unwrap_or(0));
+        self.renew_reserve();
+        bytes
+    }
+
+    fn postpone<'a>(&self, rest: &'a [u8], error: Errno) -> &'a [u8] {
+        if self.retry_at.replace(Some(Instant::now() + RETRY_INTERVAL)).is_none() {
+            tracing::warn!("cannot append to the journal, which is tried again: {error}");
+        }
+        rest
     }
 }
 
@@ -173,27 +224,39 @@ mod tests {
     use gantry_contract::journal::StopReason;
     use rustix::pipe::PipeFlags;
 
-    /// A pipe that takes half a record plays the disk that fills up.
+    /// A pipe that takes a part of a record plays the disk that fills up.
     #[test]
-    fn a_torn_record_does_not_damage_the_next() {
+    fn facts_are_kept_until_the_disk_takes_them() {
         let (reader, file) = rustix::pipe::pipe_with(PipeFlags::NONBLOCK).unwrap();
-        let journal = Journal {
-            file,
-            is_torn: Cell::new(false),
-            size: Cell::new(0),
-            reserved_to: Cell::new(0),
-            compact_at: MIN_COMPACTED_SIZE,
+        let journal = Journal::of_file(file);
+        let stopping = |length| Fact::Stopping { reason: StopReason::Other("x".repeat(length)) };
+        let mut bytes = Vec::new();
+        let mut read = || {
+            let mut part = vec![0; 1 << 20];
+            let length = rustix::io::read(&reader, &mut part).unwrap_or(0);
+            bytes.extend_from_slice(&part[..length]);
+            gantry_contract::journal::parse(&bytes).records.into_iter().map(|r| r.fact).collect::<Vec<_>>()
         };
-        let long = Fact::Stopping { reason: StopReason::Other("x".repeat(100_000)) };
-        journal.append(long);
-        assert!(journal.is_torn.get());
-        let mut bytes = vec![0; 1 << 20];
-        let torn = rustix::io::read(&reader, &mut bytes).unwrap();
+        journal.append(stopping(100_000));
+        assert!(journal.retry_at().is_some());
+        assert_eq!(read(), []);
+        // In order, and the first one from where it was torn.
         journal.append(Fact::Ended);
-        let rest = rustix::io::read(&reader, &mut bytes[torn..]).unwrap();
-        let parsed = gantry_contract::journal::parse(&bytes[..torn + rest]);
-        assert_eq!(parsed.records.iter().map(|r| &r.fact).collect::<Vec<_>>(), [&Fact::Ended]);
-        assert!(!journal.is_torn.get());
+        assert_eq!(read(), [stopping(100_000), Fact::Ended]);
+        assert_eq!(journal.retry_at(), None);
+        // The last one is lost.
+        (0..4).for_each(|_| journal.append(stopping(100_000)));
+        let kept = journal.unwritten.borrow().len();
+        assert!(kept <= MAX_UNWRITTEN, "{kept}");
+        while let Some(due) = journal.retry_at() {
+            let _some = read();
+            let before = journal.unwritten.borrow().len();
+            journal.retry(due.checked_sub(RETRY_INTERVAL).unwrap());
+            assert_eq!(journal.unwritten.borrow().len(), before, "it is not time yet");
+            journal.retry(due);
+        }
+        assert_eq!(read().len(), 5);
+        assert!(journal.unwritten.borrow().is_empty());
     }
 
     #[test]

@@ -315,7 +315,7 @@ impl Supervisor {
         let deadlines = deadlines.chain(self.pod.operation_deadlines(now)).chain(self.creation_deadlines(now));
         let deadlines = deadlines.chain(self.pause.deadline(now));
         let deadlines = deadlines.chain(self.health_deadlines()).chain(self.pod.oom_deadlines());
-        let deadlines = deadlines.chain(self.restart_deadlines());
+        let deadlines = deadlines.chain(self.restart_deadlines()).chain(self.journal.retry_at());
         let deadlines = deadlines.chain(self.reaper.deadlines(now)).chain(self.orphans.due);
         deadlines.min().map(|at| at.saturating_duration_since(now))
     }
@@ -445,6 +445,7 @@ impl Supervisor {
         for app in self.pod.apps.values_mut() {
             self.output.flush_late_lines(app, now, &self.journal);
         }
+        self.journal.retry(now);
         self.journal.compact_if_long(&self.pod.jail.pod_dir);
         self.control.check(now);
         self.time_out_execs(now);
