@@ -142,9 +142,8 @@ impl Flow {
         let Some(from) = &self.from else { return Ok(false) };
         let mut chunk = vec![0; CHUNK];
         match rustix::io::read(from, &mut chunk) {
-            // EIO: no process has the other side of the terminal open, or the caller's terminal hung up. ECONNRESET:
-            // the peer of a socket has closed it.
-            Ok(0) | Err(Errno::IO | Errno::CONNRESET) => self.end(),
+            Ok(0) => self.end(),
+            Err(error) if is_hangup(error, from) => self.end(),
             Ok(count) => {
                 chunk.truncate(count);
                 self.taken = self.taken.saturating_add(count);
@@ -175,8 +174,7 @@ impl Flow {
                 }
             }
             Err(Errno::AGAIN | Errno::INTR) => {}
-            // The reader is gone.
-            Err(Errno::PIPE | Errno::IO | Errno::CONNRESET) => self.close(),
+            Err(error) if is_hangup(error, to) => self.close(),
             Err(error) => return Err(error.into()),
         }
         Ok(())
@@ -229,6 +227,16 @@ impl Flow {
             }
         }
         Ok(())
+    }
+}
+
+/// Whether an error says that the other end has gone: of a pipe or a socket; or of a terminal, whose other side no
+/// process has open, or which hung up. EIO of a file is an error of its disk.
+fn is_hangup(error: Errno, fd: &OwnedFd) -> bool {
+    match error {
+        Errno::PIPE | Errno::CONNRESET => true,
+        Errno::IO => fstat(fd).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice),
+        _ => false,
     }
 }
 
@@ -447,6 +455,20 @@ mod tests {
         drop(flows);
         assert_eq!(reader.join().unwrap(), bytes);
         drop(program.join().unwrap());
+    }
+
+    /// A process's memory, whose first page is not mapped, plays a failing disk.
+    #[test]
+    fn errors_of_a_disk_are_no_end() {
+        let disk = || OwnedFd::from(std::fs::File::options().read(true).write(true).open("/proc/self/mem").unwrap());
+        let (end, _ender) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+        let (source, theirs) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+        write_all(theirs.as_fd(), b"output").unwrap();
+        let (_reader, sink) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+        for flow in [Flow::out(source, disk()), Flow::input(disk(), sink)] {
+            let error = relay(&mut [flow], end.as_fd(), None).unwrap_err();
+            assert_eq!(Errno::from_io_error(&error), Some(Errno::IO));
+        }
     }
 
     #[test]
