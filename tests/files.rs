@@ -77,8 +77,7 @@ fn files_are_copied_out_of_a_running_app() {
         ("/dev/null", at("x"), "which is not copied"),
         ("/data/note", "/dev/null".to_owned(), "neither a file nor a directory"),
     ] {
-        let out = g.run(&["cp", &format!("{pod}:{from}"), &to]);
-        assert_ne!(out.code, 0, "{out}");
+        let out = g.run(&["cp", &format!("{pod}:{from}"), &to]).exits(125);
         drop(out.stderr_contains(&[why]));
     }
     drop(g.run(&["cp", "nothing:/etc", &at("x")]).exits(1));
@@ -115,10 +114,48 @@ fn files_are_copied_into_a_running_app() {
         ("/procself/tmp", "cannot open"),
         ("/dev/null", "neither a file nor a directory"),
     ] {
-        let out = g.run(&["cp", &at("tree/sub/file"), &format!("{pod}:{to}")]);
-        assert_ne!(out.code, 0, "{out}");
+        let out = g.run(&["cp", &at("tree/sub/file"), &format!("{pod}:{to}")]).exits(125);
         drop(out.stderr_contains(&[why]));
     }
+    let out = g.run(&["cp", &at("none"), &format!("{pod}:/tmp")]).exits(125);
+    drop(out.stderr_contains(&["cannot open"]));
+}
+
+/// Others write to the file, too: a copy must not put another in its place.
+#[test]
+fn open_files_of_processes_are_not_replaced() {
+    let g = Gantry::new();
+    let pod = g.detached(&[], &["sleep", "forever"]);
+    let dir = host_dir(&g);
+    let from = format!("{pod}:/data/owned");
+    let file = dir.join("output");
+    symlink("/dev/stdout", dir.join("link")).unwrap();
+    symlink("/proc/self/cwd", dir.join("here")).unwrap();
+    for to in ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1", "/dev/stdout/", "link"] {
+        let to = dir.join(to).display().to_string();
+        let mut out = fs::File::create(&file).unwrap();
+        let mut command = g.command(&["cp", &from, &to]);
+        let refused = Command::stdout(&mut command, out.try_clone().unwrap()).stderr(Stdio::piped()).output().unwrap();
+        let why = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert_eq!(refused.status.code(), Some(125), "{to}: {why}");
+        assert!(why.contains("'-' writes an archive to standard output"), "{to}: {why}");
+        std::io::Write::write_all(&mut out, b"kept").unwrap();
+        assert_eq!(text(&file), "kept", "{to}");
+        // A pipe.
+        drop(g.run(&["cp", &from, &to]).exits(125).stderr_contains(&["'-' writes an archive to standard output"]));
+    }
+    for (flags, source) in [(&[][..], "/dev/stdin"), (&[], "/dev/fd/0"), (&["-L"], "link")] {
+        let source = dir.join(source).display().to_string();
+        let to = format!("{pod}:/tmp/x");
+        let line = [&["cp"], flags, &[&source, &to]].concat();
+        drop(g.run(&line).exits(125).stderr_contains(&["'-' reads an archive from standard input"]));
+    }
+    // The link itself, and a directory.
+    copy(&g, &dir.join("link").display().to_string(), &format!("{pod}:/tmp"));
+    assert_eq!(exec(&g, &pod, &["readlink", "/tmp/link"]), "/dev/stdout\n");
+    let mut command = g.command(&["cp", &from, &dir.join("here").display().to_string()]);
+    assert!(command.current_dir(&dir).status().unwrap().success());
+    assert!(dir.join("owned").is_file());
 }
 
 #[test]
@@ -155,8 +192,10 @@ fn archives_are_streams() {
     for bytes in [&out.bytes[..1000], b"no archive"] {
         let out = g.run_with_input(&["cp", "-", &format!("{other}:/tmp")], bytes);
         assert_eq!(out.code, 125, "{out}");
-        drop(out.stderr_contains(&["the archive"]));
+        drop(out.stderr_contains(&["cannot read the archive: it "]));
     }
+    let out = g.run_with_input(&["cp", "-", &format!("{other}:/tmp")], b"\x1f\x8b\x08").exits(125);
+    drop(out.stderr_contains(&["compressed with gzip: decompress it first: 'gzip -dc FILE | gantry cp - "]));
     let hostile = Layer::new().file("../../outside", "x", 0o644).tar();
     let out = g.run_with_input(&["cp", "-", &format!("{other}:/tmp")], &hostile).exits(125);
     drop(out.stderr_contains(&["leads upwards"]));
@@ -295,7 +334,7 @@ fn special_and_endless_files_are_harmless() {
     exec(&g, &pod, &["sparse", "/tmp/odd/holes", "4398046511104"]);
     exec(&g, &pod, &["write", "/tmp/odd/plain", "text"]);
     let out = copy(&g, &format!("{pod}:/tmp/odd"), &at("odd"));
-    drop(out.stderr_contains(&["1 devices, FIFOs and sockets are left out", "'fifo'"]));
+    drop(out.stderr_contains(&["'fifo' is left out: it is a device, FIFO or socket"]));
     let holes = fs::metadata(at("odd/holes")).unwrap();
     assert!(holes.len() == 4_398_046_511_104 && holes.blocks() < 100, "{holes:?}");
     assert_eq!(text(at("odd/plain")), "text\n");

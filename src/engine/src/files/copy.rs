@@ -142,7 +142,7 @@ fn extract_archive(
     extracting: ExtractOptions,
     warnings: &mut Vec<String>,
 ) -> Result<(), EngineError> {
-    let (directory, stat) = to.resolve(path)?;
+    let Resolved { path: directory, stat, .. } = to.resolve(path)?;
     if stat.is_none_or(|stat| kind(&stat) != FileType::Directory) {
         return Err(refused(format!(
             "'{}' is not a directory of the app, which the files of an archive are copied into",
@@ -170,6 +170,16 @@ struct CopiedSource {
     contents: bool,
 }
 
+/// A path whose last element is no symbolic link, or one to an open descriptor.
+struct Resolved {
+    path: PathBuf,
+    /// `None`: the file does not exist.
+    stat: Option<Stat>,
+    /// Whether the path is a link of a process of the host to a file that it has open, as `/dev/stdout` is. Others
+    /// write to the file, which must not be replaced; and only the process may see what the link leads to.
+    is_descriptor: bool,
+}
+
 impl Side<'_> {
     fn open(&self, path: &Path, flags: OFlags) -> Result<OwnedFd, Errno> {
         match self {
@@ -178,19 +188,21 @@ impl Side<'_> {
         }
     }
 
-    /// Follows the symbolic links that the last element of a path is. `None`: the file does not exist.
-    fn resolve(&self, path: &Path) -> Result<(PathBuf, Option<Stat>), EngineError> {
+    /// Follows the symbolic links that the last element of a path is.
+    fn resolve(&self, path: &Path) -> Result<Resolved, EngineError> {
         let mut path = path.to_owned();
         for _ in 0..MAX_LINKS {
             let file = match self.open(&path, OFlags::PATH | OFlags::NOFOLLOW) {
                 Ok(file) => file,
-                Err(Errno::NOENT) => return Ok((path, None)),
+                Err(Errno::NOENT) => return Ok(Resolved { path, stat: None, is_descriptor: false }),
                 Err(error) => return Err(failed("open", &path.to_string_lossy(), error)),
             };
             let inspect = |error| failed("inspect", &path.to_string_lossy(), error);
             let stat = rustix::fs::fstat(&file).map_err(inspect)?;
-            if kind(&stat) != FileType::Symlink {
-                return Ok((path, Some(stat)));
+            let is_descriptor =
+                matches!(self, Self::Host) && kind(&stat) == FileType::Symlink && is_descriptor(&file, &path);
+            if is_descriptor || kind(&stat) != FileType::Symlink {
+                return Ok(Resolved { path, stat: Some(stat), is_descriptor });
             }
             let target = rustix::fs::readlinkat(&file, c"", Vec::new()).map_err(inspect)?;
             let target = Path::new(std::ffi::OsStr::from_bytes(target.as_bytes()));
@@ -229,6 +241,12 @@ fn absolute(path: &Path) -> Result<PathBuf, EngineError> {
     Ok(if is_directory { whole.join("") } else { whole })
 }
 
+/// Whether this symbolic link of the host is one of proc, and leads to anything but a directory.
+fn is_descriptor(link: &OwnedFd, path: &Path) -> bool {
+    let is_of_proc = kernel_file_system(link).is_ok_and(|system| system == Some("proc"));
+    is_of_proc && !rustix::fs::stat(path).is_ok_and(|stat| kind(&stat) == FileType::Directory)
+}
+
 fn check_file_system(file: &OwnedFd, path: &Path) -> Result<(), EngineError> {
     match kernel_file_system(file).map_err(|error| failed("inspect", &path.to_string_lossy(), error))? {
         Some(system) => Err(refused(format!("'{}' is on {system}, a file system of the kernel", shown(path)))),
@@ -243,6 +261,14 @@ fn find_source(side: &Side<'_>, path: &str, follow_link: bool) -> Result<CopiedS
     }
     let is_directory = path.ends_with('/') || path.ends_with("/.") || path == ".";
     let follow = if is_directory || follow_link { OFlags::empty() } else { OFlags::NOFOLLOW };
+    // Elsewhere than in /dev, a link to one that is not followed is copied as a link.
+    let is_followed = follow_link || path.starts_with("/dev/") || path.starts_with("/proc/");
+    if is_followed && matches!(side, Side::Host) && side.resolve(Path::new(path))?.is_descriptor {
+        let path = gantry_model::id::shown(path);
+        return Err(refused(format!(
+            "'{path}' is an open file of a process; '-' reads an archive from standard input"
+        )));
+    }
     let error = |error| failed("open", path, error);
     let file = side.open(Path::new(path), OFlags::PATH | follow).map_err(error)?;
     let stat = rustix::fs::fstat(&file).map_err(error)?;
@@ -270,7 +296,14 @@ fn find_target(
     }
     let must_be_directory = text.ends_with(b"/") || text.ends_with(b"/.");
     // Without a slash at the end, which would make the kernel follow a link.
-    let (path, stat) = side.resolve(&path.components().collect::<PathBuf>())?;
+    let Resolved { path: resolved, stat, is_descriptor } = side.resolve(&path.components().collect::<PathBuf>())?;
+    if is_descriptor {
+        let path = shown(path);
+        return Err(refused(format!(
+            "'{path}' is an open file of a process; '-' writes an archive to standard output"
+        )));
+    }
+    let path = resolved;
     let source_is_directory = kind(&from.stat) == FileType::Directory;
     let refuse = |why: &str| Err(refused(format!("'{}' {why}", shown(&path))));
     match stat.map(|stat| kind(&stat)) {
@@ -367,14 +400,20 @@ fn warn_packed(packed: &Packed, warnings: &mut Vec<String>) {
     } = packed;
     warn_special(*special_files, first_special.as_deref(), warnings);
     if let Some(first) = first_changed {
-        warnings.push(format!(
-            "{changed_files} files changed while they were copied, or cannot be read; the first is '{}'",
-            gantry_model::id::shown(first)
-        ));
+        let first = gantry_model::id::shown(first);
+        warnings.push(match changed_files {
+            1 => format!("'{first}' changed while it was copied, or cannot be read"),
+            _ => format!(
+                "{changed_files} files changed while they were copied, or cannot be read; the first is '{first}'"
+            ),
+        });
     }
     if let Some(first) = kernel_file_systems.first() {
         let first = gantry_model::id::shown(first);
-        warnings.push(format!("{} file systems of the kernel are left out, as '{first}'", kernel_file_systems.len()));
+        warnings.push(match kernel_file_systems.len() {
+            1 => format!("'{first}' is left out: it is on a file system of the kernel"),
+            count => format!("{count} file systems of the kernel are left out, as '{first}'"),
+        });
     }
     if let Some(first) = first_unreachable {
         let first = gantry_model::id::shown(first);
@@ -390,7 +429,10 @@ fn warn_extracted(extracted: &Extracted, warnings: &mut Vec<String>) {
 fn warn_special(count: u64, first: Option<&str>, warnings: &mut Vec<String>) {
     if let Some(first) = first {
         let first = gantry_model::id::shown(first);
-        warnings.push(format!("{count} devices, FIFOs and sockets are left out; the first is '{first}'"));
+        warnings.push(match count {
+            1 => format!("'{first}' is left out: it is a device, FIFO or socket"),
+            _ => format!("{count} devices, FIFOs and sockets are left out; the first is '{first}'"),
+        });
     }
 }
 
