@@ -22,7 +22,7 @@ use crate::source::{Source, SourceError};
 use crate::unpack::UnpackError;
 use crate::unpack::entries::{ArchiveEnd, Entries, EntryKind, Stream};
 use crate::unpack::header::{BLOCK, check_sum};
-use crate::unpack::inflate::{Compression, Inflater};
+use crate::unpack::inflate::{Compression, Inflater, compressor};
 use crate::unpack::names::MAX_PATH;
 use files::Files;
 
@@ -173,12 +173,12 @@ fn spool(stream: &mut dyn Read, place: &str, tmp: &Path, caps: &Caps) -> Result<
 /// Checks that an archive begins with a header, by the header's checksum (tar(5)).
 fn check_head(archive: &[u8], place: &str) -> Result<(), SourceError> {
     let packed = |by| format!("it is compressed with {by}: decompress it first: '{by} -dc FILE | gantry image load'");
-    let why = match archive {
-        [] => "it is empty".to_owned(),
-        [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => packed("xz"),
-        [b'B', b'Z', b'h', ..] => packed("bzip2"),
+    let why = match compressor(archive) {
+        // A file's name may begin as a compressed stream does.
         _ if archive.first_chunk().is_some_and(|header| check_sum(header).is_ok()) => return Ok(()),
-        _ => "it is not a tar archive".to_owned(),
+        _ if archive.is_empty() => "it is empty".to_owned(),
+        Some(by) => packed(by),
+        None => "it is not a tar archive".to_owned(),
     };
     Err(SourceError::Invalid { what: place.to_owned(), why })
 }

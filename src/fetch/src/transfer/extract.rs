@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use gantry_host::file::NewFile;
 use gantry_host::file_id::FileId;
+use gantry_model::ErrorKind;
 use gantry_model::user_namespace::IdMappings;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
@@ -68,7 +69,9 @@ pub struct Extracted {
 /// [`TransferError`]; the files before the failed one are written then.
 pub fn extract(input: &mut dyn Read, to: &Destination, options: ExtractOptions) -> Result<Extracted, TransferError> {
     let caps = Caps { max_file: i64::MAX.unsigned_abs(), ..Caps::default() };
-    let mut entries = Entries::new(ArchiveStream::new(input), &caps, ArchiveEnd::Marked);
+    let mut stream = ArchiveStream::new(input);
+    stream.check_head()?;
+    let mut entries = Entries::new(stream, &caps, ArchiveEnd::Marked);
     let mut extractor = Extractor {
         to,
         options,
@@ -91,7 +94,7 @@ pub fn extract(input: &mut dyn Read, to: &Destination, options: ExtractOptions) 
         stream.consume(length);
         trailer += length as u64;
         if trailer > MAX_TRAILER {
-            return Err(TransferError::refused("read", b"the archive", "its end is followed by other data"));
+            return Err(TransferError::invalid_archive(ErrorKind::Refused, "its end is followed by other data"));
         }
     }
     extractor.finish()

@@ -27,7 +27,11 @@ pub use pack::{PackOptions, Packed, Source, pack};
 
 use crate::unpack::UnpackError;
 use crate::unpack::entries::Stream;
+use crate::unpack::header::{BLOCK, check_sum};
+use crate::unpack::inflate::compressor;
 
+/// The archive in errors.
+const ARCHIVE: &str = "the archive";
 /// Maximum number of files, directories and links in one copy.
 const MAX_FILES: u64 = 20_000_000;
 /// Maximum memory for names that are kept while a tree is copied, in bytes.
@@ -35,31 +39,44 @@ const MAX_NAME_BYTES: usize = 256 << 20;
 
 /// A file tree could not be copied.
 #[derive(Debug, Error)]
-#[error("cannot {doing} '{}'", shown(.path))]
+#[error("cannot {doing} {what}")]
 pub struct TransferError {
     kind: ErrorKind,
     doing: &'static str,
-    path: String,
+    /// The archive, or a path in quotes.
+    what: String,
     #[source]
     source: Box<dyn std::error::Error + Send + Sync>,
 }
 
 impl TransferError {
     fn new(doing: &'static str, path: &[u8], source: impl Into<io::Error>) -> Self {
+        Self { what: quoted(path), ..Self::of_archive(doing, source) }
+    }
+
+    fn of_archive(doing: &'static str, source: impl Into<io::Error>) -> Self {
         let source = source.into();
-        let path = String::from_utf8_lossy(path).into_owned();
-        Self { kind: ErrorKind::of_io(&source), doing, path, source: Box::new(source) }
+        // A file that does not exist is not a missing pod or app.
+        let kind = match ErrorKind::of_io(&source) {
+            ErrorKind::NotFound => ErrorKind::Invalid,
+            kind => kind,
+        };
+        Self { kind, doing, what: ARCHIVE.to_owned(), source: Box::new(source) }
+    }
+
+    /// The archive cannot be read.
+    fn invalid_archive(kind: ErrorKind, why: impl Into<String>) -> Self {
+        Self { kind, doing: "read", what: ARCHIVE.to_owned(), source: why.into().into() }
     }
 
     fn refused(doing: &'static str, path: &[u8], why: impl Into<String>) -> Self {
-        let path = String::from_utf8_lossy(path).into_owned();
-        Self { kind: ErrorKind::Refused, doing, path, source: why.into().into() }
+        Self { kind: ErrorKind::Refused, doing, what: quoted(path), source: why.into().into() }
     }
 
     /// No pipe for an archive could be made.
     #[must_use]
     pub fn pipe(error: io::Error) -> Self {
-        Self::new("make a pipe for", b"the archive", error)
+        Self::of_archive("make a pipe for", error)
     }
 
     /// Whether the reader of the archive ended first, which has the cause then.
@@ -87,8 +104,14 @@ fn archive_error(error: UnpackError) -> TransferError {
         UnpackError::TooMuch { what, most } => (String::new(), format!("it has {what} above {most}").into()),
         other => (String::new(), Box::new(other).into()),
     };
-    let (doing, path) = if path.is_empty() { ("read", "the archive".to_owned()) } else { ("copy", path) };
-    TransferError { kind, doing, path, source }
+    match path.as_str() {
+        "" => TransferError { kind, doing: "read", what: ARCHIVE.to_owned(), source },
+        path => TransferError { kind, doing: "copy", what: quoted(path.as_bytes()), source },
+    }
+}
+
+fn quoted(path: &[u8]) -> String {
+    format!("'{}'", shown(&String::from_utf8_lossy(path)))
 }
 
 /// Fails for the file systems through which the kernel is read and configured: their files may block a reader, have no
@@ -138,6 +161,29 @@ struct ArchiveStream<'a> {
 impl<'a> ArchiveStream<'a> {
     fn new(input: &'a mut dyn io::Read) -> Self {
         Self { input, buffer: vec![0; 256 << 10].into_boxed_slice(), start: 0, end: 0 }
+    }
+
+    /// Fails unless the stream begins with the header or the end of an archive.
+    fn check_head(&mut self) -> Result<(), TransferError> {
+        while self.end < BLOCK {
+            match self.input.read(&mut self.buffer[self.end..]) {
+                Ok(0) => break,
+                Ok(n) => self.end += n,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(archive_error(UnpackError::Read(error))),
+            }
+        }
+        let head = &self.buffer[..self.end];
+        let is_header = |block: &[u8; BLOCK]| *block == [0; BLOCK] || check_sum(block).is_ok();
+        let why = match compressor(head) {
+            _ if head.first_chunk().is_some_and(is_header) => return Ok(()),
+            _ if head.is_empty() => "it is empty".to_owned(),
+            Some(by) => {
+                format!("it is compressed with {by}: decompress it first: '{by} -dc FILE | gantry cp - POD:DIRECTORY'")
+            }
+            None => "it is not a tar archive".to_owned(),
+        };
+        Err(TransferError::invalid_archive(ErrorKind::Invalid, why))
     }
 }
 

@@ -88,7 +88,7 @@ pub fn pack(source: Source, options: PackOptions, out: &mut dyn Write) -> Result
         }
     }
     let Packer { out, packed, .. } = packer;
-    write_end(out).and_then(|()| out.flush()).map_err(|error| TransferError::new("write", b"the archive", error))?;
+    write_end(out).and_then(|()| out.flush()).map_err(|error| TransferError::of_archive("write", error))?;
     Ok(packed)
 }
 
@@ -384,7 +384,7 @@ fn copy_span(
 }
 
 fn archive_write(error: io::Error) -> TransferError {
-    TransferError::new("write", b"the archive", error)
+    TransferError::of_archive("write", error)
 }
 
 fn text(path: &[u8]) -> String {

@@ -64,6 +64,28 @@ fn trees_are_copied_without_special_files() {
     assert_eq!(fs::read_dir(to.path().join("sub")).unwrap().count(), 2, "a temporary file was left");
 }
 
+#[test]
+fn streams_of_other_formats_are_named() {
+    let to = tempfile::tempdir().unwrap();
+    for (head, want) in [
+        (&b""[..], "it is empty"),
+        (b"no archive", "it is not a tar archive"),
+        (&[b'x'; 600], "it is not a tar archive"),
+        (b"\x1f\x8b\x08", "compressed with gzip: decompress it first: 'gzip -dc FILE | gantry cp - POD:DIRECTORY'"),
+        (b"\x28\xb5\x2f\xfd", "compressed with zstd"),
+        (b"\xfd7zXZ\0", "compressed with xz"),
+        (b"BZh9", "compressed with bzip2"),
+    ] {
+        let error = unpacked(head, to.path(), None).unwrap_err();
+        let text = gantry_model::error::messages(&error).join(": ");
+        assert!(text.starts_with("cannot read the archive: ") && text.contains(want), "{text}");
+    }
+    // A tar archive whose first file has such a name.
+    fs::write(to.path().join("BZh"), "text").unwrap();
+    let (archive, _) = packed(&to.path().join("BZh"), "BZh", false);
+    unpacked(&archive, to.path(), Some((0, 0))).unwrap();
+}
+
 /// Name and mode of each header of an archive.
 fn headers(archive: &[u8]) -> Vec<(String, u32)> {
     let of_header = |block: &&[u8]| block.get(257..262) == Some(&b"ustar"[..]);
@@ -133,6 +155,7 @@ fn archives_cannot_leave_the_destination() {
         assert!(error.to_string().contains("cannot copy"), "{error}");
     }
     assert!(unpacked(b"no archive", to.path(), None).is_err());
+    assert!(unpacked(&[0; 1024], to.path(), None).is_ok());
 }
 
 #[test]

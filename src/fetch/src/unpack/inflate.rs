@@ -117,6 +117,17 @@ fn detected(head: &[u8]) -> Compression {
     }
 }
 
+/// The program that compressed a stream which begins with these bytes.
+pub(crate) fn compressor(head: &[u8]) -> Option<&'static str> {
+    match (detected(head), head) {
+        (Compression::Gzip, _) => Some("gzip"),
+        (Compression::Zstd, _) => Some("zstd"),
+        (_, [0xfd, b'7', b'z', b'X', b'Z', 0, ..]) => Some("xz"),
+        (_, [b'B', b'Z', b'h', ..]) => Some("bzip2"),
+        _ => None,
+    }
+}
+
 /// The members of a gzip stream. Only zeros may follow the last one.
 struct Members<R: BufRead> {
     /// `None` once the stream has ended.
