@@ -65,19 +65,21 @@ fn read_file(path: &Path) -> Result<Vec<(String, String)>, Failure> {
 }
 
 /// Parses lines `NAME=VALUE`, or `NAME` for the caller's variable, as docker does: none if the caller has none. Empty
-/// lines and lines that begin with `#` or `;` are skipped, as in rkt; so is a byte order mark.
+/// lines and lines that begin with `#` or `;` are skipped, as in rkt; so are a byte order mark, white space before a
+/// name, and a carriage return at the end of a line. White space at the end of a value belongs to it.
 fn parse_lines(text: &str, of_caller: impl Fn(&str) -> Option<String>) -> Result<Vec<(String, String)>, String> {
     let mut variables = Vec::new();
-    for (number, line) in strip_byte_order_mark(text).lines().enumerate().map(|(i, line)| (i + 1, line.trim())) {
+    for (number, line) in (1..).zip(strip_byte_order_mark(text).split('\n')) {
+        let line = line.strip_suffix('\r').unwrap_or(line).trim_start();
         if line.is_empty() || line.starts_with(['#', ';']) {
             continue;
         }
         let (name, value) = match line.split_once('=') {
             Some((name, value)) => (name, Some(value.to_owned())),
-            None if line.contains(char::is_whitespace) => {
+            None if line.trim_end().contains(char::is_whitespace) => {
                 return Err(format!("line {number} is neither NAME=VALUE nor NAME"));
             }
-            None => (line, of_caller(line)),
+            None => (line.trim_end(), of_caller(line.trim_end())),
         };
         if line.contains('\0') {
             return Err(format!("line {number} contains a NUL byte"));
@@ -97,7 +99,7 @@ mod tests {
         let text = "\u{feff}# comment\n; too\n\nA=1\n B=x=y \nA=2\nTERM\nNONE\n";
         let pair = |a: &str, b: &str| (a.to_owned(), b.to_owned());
         let of_caller = |name: &str| (name == "TERM").then(|| "vt100".to_owned());
-        let want = vec![pair("A", "1"), pair("B", "x=y"), pair("A", "2"), pair("TERM", "vt100")];
+        let want = vec![pair("A", "1"), pair("B", "x=y "), pair("A", "2"), pair("TERM", "vt100")];
         assert_eq!(parse_lines(text, of_caller), Ok(want));
         for (bad, want) in [
             ("A=1\n=", "line 2"),
@@ -111,6 +113,15 @@ mod tests {
         ] {
             assert!(parse_lines(bad, of_caller).unwrap_err().contains(want), "{bad:?}");
         }
+    }
+
+    #[test]
+    fn values_keep_white_space_at_their_ends() {
+        let text = "  A= x y \t\r\nB=1 \r\n \t\nTERM \nC=\u{a0}\nD=z \r";
+        let of_caller = |name: &str| (name == "TERM").then(|| "vt100 ".to_owned());
+        let want = [("A", " x y \t"), ("B", "1 "), ("TERM", "vt100 "), ("C", "\u{a0}"), ("D", "z ")];
+        let want: Vec<_> = want.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+        assert_eq!(parse_lines(text, of_caller), Ok(want));
     }
 
     #[test]
