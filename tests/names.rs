@@ -68,6 +68,23 @@ fn a_name_belongs_to_one_pod() {
     let _ = prepare("old").ok();
 }
 
+#[test]
+fn a_pod_named_twice_is_one_pod() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    let line = ["prepare", "--pod-name=twice", "--net=none", &image, "--", "obey", "SIGTERM", "7"];
+    let pod = pod_id(&g.run(&line).ok());
+    for command in [&["start"][..], &["kill", "--signal=TERM"], &["wait"], &["stop"], &["rm", "--force"]] {
+        if command[0] == "kill" {
+            g.wait_log("twice", "obeying");
+        }
+        let want = if command[0] == "wait" { "7" } else { &pod };
+        let out = g.run(&[command, &["twice", &pod, "twice"]].concat()).ok();
+        assert_eq!(out.text(), want, "{command:?}");
+    }
+    assert!(g.list().is_empty());
+}
+
 /// The exact name wins over the beginning of an id, and an id over the name of an app.
 #[test]
 fn a_name_wins_over_a_prefix() {
@@ -114,6 +131,7 @@ fn wait_reports_running_and_exited_pods() {
     let prepared =
         pod_id(&g.run(&["prepare", "--pod-name=late", "--net=none", &image, "--", "obey", "SIGTERM", "7"]).ok());
     let _ = g.run(&["wait", "--time=50ms", "late"]).exits(FAILED).stderr_contains(&["did not exit within"]);
+    let _ = g.run(&["wait", "--time=0", "late"]).exits(FAILED).stderr_contains(&["did not exit yet"]);
     let waiting = ["wait", "--condition=running", "--time=50ms", "late"];
     let _ = g.run(&waiting).exits(FAILED).stderr_contains(&["did not start within"]);
     let running = g.spawn(&["wait", "--condition=running", "late"]);

@@ -53,7 +53,7 @@ pub enum RemoveVolumeError {
     #[error("there is no volume '{0}': 'gantry volume list' lists the volumes")]
     NotFound(VolumeName),
     /// Pods refer to it.
-    #[error("volume '{name}' is used by {}: remove those first", pods_text(pods))]
+    #[error("volume '{name}' is used by {}", users_text(pods))]
     InUse {
         /// The volume.
         name: VolumeName,
@@ -75,13 +75,17 @@ impl Kind for RemoveVolumeError {
     }
 }
 
-fn pods_text(pods: &BTreeSet<PodId>) -> String {
+/// `pod X: remove it first`, or the pods.
+fn users_text(pods: &BTreeSet<PodId>) -> String {
     const SHOWN: usize = 5;
     let mut some: Vec<String> = pods.iter().take(SHOWN).map(PodId::to_string).collect();
     if pods.len() > SHOWN {
         some.push(format!("{} more", pods.len() - SHOWN));
     }
-    format!("{} {}", if pods.len() == 1 { "pod" } else { "pods" }, some.join(", "))
+    match pods.len() {
+        1 => format!("pod {}: remove it first", some.concat()),
+        _ => format!("pods {}: remove those first", some.join(", ")),
+    }
 }
 
 impl Store {

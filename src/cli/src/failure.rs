@@ -85,7 +85,7 @@ pub(crate) enum CliError {
     #[error("pod {id} is {phase} and has no exit code: it was never started")]
     NeverStarted { id: gantry_model::PodId, phase: PhaseName },
     /// A pod did not reach the state within the timeout. The phrase says which: "did not start".
-    #[error("pod {0} {1} within {2:?}")]
+    #[error("pod {} {}{}", .0, .1, limit_text(*.2))]
     TimedOut(gantry_model::PodId, &'static str, std::time::Duration),
     /// A port of a pod that is not published.
     #[error("port {port} of pod {id} is not published; 'gantry port {id}' lists the published ports")]
@@ -121,6 +121,11 @@ impl Kind for CliError {
             Self::Refused(_) | Self::NeverStarted { .. } => ErrorKind::Refused,
         }
     }
+}
+
+/// The time that a wait took, if it was one.
+fn limit_text(limit: std::time::Duration) -> String {
+    if limit.is_zero() { " yet".to_owned() } else { format!(" within {limit:?}") }
 }
 
 /// For `map_err`: an I/O error as "cannot ATTEMPT WHAT".
@@ -235,6 +240,14 @@ mod tests {
         let debug = failure().text(true).unwrap();
         assert_eq!(debug.lines().count(), 3, "{debug}");
         assert!(debug.contains("\n  caused by: no \\u{1b}"));
+    }
+
+    #[test]
+    fn waits_of_no_time_name_none() {
+        let text =
+            |limit| CliError::TimedOut("6733c088-a507-4694-aabf-ec79c0a8ac9a".parse().unwrap(), "did not exit", limit);
+        assert!(text(std::time::Duration::ZERO).to_string().ends_with("did not exit yet"));
+        assert!(text(std::time::Duration::from_secs(2)).to_string().ends_with("did not exit within 2s"));
     }
 
     #[test]

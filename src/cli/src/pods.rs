@@ -307,8 +307,7 @@ impl PodSet {
                 (ids, worst)
             }
         };
-        let is_repeated = ids.iter().collect::<HashSet<_>>().len() < ids.len();
-        let threads = if is_repeated { 1 } else { ids.len().min(MAX_AT_ONCE) };
+        let threads = ids.len().min(MAX_AT_ONCE);
         Ok(worst.worst(for_each_of(context, &ids, threads, engine, act)))
     }
 
@@ -367,7 +366,8 @@ fn for_each(
     Ok(for_each_id(context, resolve(context, engine, words, reference)?, act))
 }
 
-/// The pods that the words and the flags select, each looked up when it is taken.
+/// The pods that the words and the flags select, each looked up when it is taken. A pod that is named twice is one pod:
+/// the second removal of it would fail.
 fn resolve<'a>(
     context: &Context,
     engine: &'a Engine,
@@ -380,7 +380,9 @@ fn resolve<'a>(
     }
     let instead = context.command_for_apps();
     let named = words.iter().map(move |word| find_only_pod(engine, word, instead.as_deref()));
-    Ok(named.chain(reference.map(Ok)))
+    let mut seen = HashSet::new();
+    let is_new = move |found: &Result<PodId, Failure>| found.as_ref().map_or(true, |id| seen.insert(*id));
+    Ok(named.chain(reference.map(Ok)).filter(is_new))
 }
 
 fn for_each_id(

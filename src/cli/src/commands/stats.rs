@@ -143,6 +143,7 @@ pub(crate) struct Sampling {
 }
 
 /// CPU usage of pods and apps, in percent of one processor. The name of a pod's own usage is empty.
+#[derive(Debug, Default)]
 pub(crate) struct CpuRates(HashMap<(PodId, String), f64>);
 
 impl CpuRates {

@@ -213,7 +213,8 @@ fn cpu_ns(usage: &ResourceUsage) -> u64 {
 
 fn summary(samples: &[PodStats], rates: &CpuRates) -> String {
     let apps: usize = samples.iter().map(|sample| sample.apps.len()).sum();
-    let cpu: f64 = samples.iter().filter_map(|sample| rates.pod(sample)).sum();
+    // The sum of no numbers is -0.0.
+    let cpu = samples.iter().filter_map(|sample| rates.pod(sample)).fold(0.0, |sum, rate| sum + rate);
     let memory: u64 = samples.iter().map(|sample| working_set(&sample.usage)).sum();
     format!("{} pods, {apps} apps; CPU {cpu:.1}%, memory {}", samples.len(), size::human(memory))
 }
@@ -357,6 +358,11 @@ fn wait(signals: &Signals, until: Instant) -> io::Result<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_pods_use_no_processor() {
+        assert_eq!(summary(&[], &CpuRates::default()), "0 pods, 0 apps; CPU 0.0%, memory 0B");
+    }
 
     #[test]
     fn keys_change_the_view() {
