@@ -388,10 +388,22 @@ fn named_volumes_are_listed_and_removed() {
     // Without a terminal and without --force, nothing is removed.
     let _ = g.run(&["volume", "prune"]).exits(125).stderr_contains(&["give --force"]);
     assert_eq!(g.json(&["volume", "list"]).as_array().map(Vec::len), Some(3));
+    let dry = g.json(&["volume", "prune", "--dry-run", "-o", "json"]);
+    assert_eq!((&dry["volumes"], &dry["done"]), (&serde_json::json!(["data", "idle"]), &false.into()));
+    assert!(dry["bytes"].as_u64().is_some_and(|bytes| bytes >= 100_000), "{dry}");
     let pruned = g.run(&["volume", "prune", "--force"]).ok().stdout;
     assert!(pruned.contains("data ") && pruned.contains("freed 10"), "{pruned}");
+    assert!(g.run(&["volume", "prune", "--force"]).ok().stdout.contains("every volume is mounted by a pod"));
+    let out = g.run(&["volume", "rm", "used"]).exits(125);
+    let _ = out.stderr_contains(&[&format!("is used by pod {keeper}: remove it first")]);
     assert_eq!(g.run(&["volume", "list", "-q"]).ok().stdout, "used\n");
     g.run(&["rm", &keeper]).succeeded();
+    let pruned = g.json(&["volume", "prune", "--force", "--output=json"]);
+    assert_eq!((&pruned["volumes"], &pruned["done"]), (&serde_json::json!(["used"]), &true.into()));
+    let none = g.json(&["volume", "prune", "--force", "--output=json"]);
+    assert_eq!(none, serde_json::json!({ "volumes": [], "bytes": 0, "done": true }));
+    assert!(g.run(&["volume", "prune", "--force"]).ok().stdout.contains("there are no volumes"));
+    g.run(&["volume", "create", "used"]).succeeded();
     assert_eq!(g.run(&["volume", "rm", "used"]).ok().stdout, "used\n");
     let _ = g.run(&["volume", "rm", "used"]).exits(1).stderr_contains(&["no volume 'used'"]);
     assert_eq!(g.run(&["volume", "rm", "--force", "used"]).ok().stdout, "");

@@ -15,7 +15,7 @@ use crate::failure::Failure;
 use crate::render::json::{self, DisplayJson, TimeJson};
 use crate::render::listing::{self, ListFilter, ListOutput, ListedItem, Listing};
 use crate::render::table::Table;
-use crate::render::{Indented, OutputFormat, size, time};
+use crate::render::{Indented, OutputFlag, OutputFormat, size, time};
 
 /// The subcommands of `volume`.
 #[derive(Debug, clap::Subcommand)]
@@ -154,6 +154,16 @@ pub(crate) struct Prune {
     /// Show what would be removed; remove nothing
     #[arg(long)]
     dry_run: bool,
+    #[command(flatten)]
+    output: OutputFlag,
+}
+
+/// The volumes that were removed, as JSON. The field names are stable, and those of `prune`.
+#[derive(Serialize)]
+struct PruneJson<'a> {
+    volumes: &'a [String],
+    bytes: u64,
+    done: bool,
 }
 
 /// A volume as JSON. The field names are stable.
@@ -268,28 +278,42 @@ fn prune(context: &Context, args: &Prune) -> Result<ExitStatus, Failure> {
         need_terminal()?;
     }
     let unused = engine.volumes_unused()?;
-    if unused.is_empty() {
-        json::to_stdout(|out| writeln!(out, "every volume is mounted by a pod"))?;
+    let is_table = args.output.format == OutputFormat::Table;
+    if is_table && unused.is_empty() {
+        let why =
+            if engine.volumes()?.is_empty() { "there are no volumes" } else { "every volume is mounted by a pod" };
+        json::to_stdout(|out| writeln!(out, "{why}"))?;
         return Ok(ExitStatus::OK);
     }
-    json::to_stdout(|out| {
-        writeln!(out, "{} that no pod mounts:", if asks || args.dry_run { "volumes" } else { "removing volumes" })?;
-        table(out, &unused, false, true, gantry_engine::now())?;
-        out.flush()
-    })?;
-    if args.dry_run {
+    if is_table {
+        json::to_stdout(|out| {
+            writeln!(out, "{} that no pod mounts:", if asks || args.dry_run { "volumes" } else { "removing volumes" })?;
+            table(out, &unused, false, true, gantry_engine::now())?;
+            out.flush()
+        })?;
+    }
+    if is_table && args.dry_run {
         return Ok(ExitStatus::OK);
     }
-    if asks && !ask("Remove these volumes, with their data?")? {
+    let names: Vec<_> = unused.into_iter().map(|row| row.name).collect();
+    // JSON lists the volumes only once they are removed.
+    let question = match is_table {
+        true => "Remove these volumes, with their data?",
+        false => "Remove all volumes that no pod mounts, with their data?",
+    };
+    if asks && !names.is_empty() && !ask(question)? {
         return Ok(ExitStatus::OK);
     }
-    let names: Vec<String> = unused.iter().map(|row| row.name.to_string()).collect();
-    let mut freed = 0;
+    let (mut volumes, mut bytes) = (Vec::new(), 0);
     let code = context.for_each(&names, CommandKind::Query, &mut |name| {
-        freed += engine.volume_rm(&name.parse()?)?;
+        bytes += if args.dry_run { engine.volume_disk_usage(name)?.bytes } else { engine.volume_rm(name)? };
+        volumes.push(name.to_string());
         Ok(ExitStatus::OK)
     });
-    json::to_stdout(|out| writeln!(out, "freed {}", size::human(freed)))?;
+    json::to_stdout(|out| match args.output.format {
+        OutputFormat::Table => writeln!(out, "freed {}", size::human(bytes)),
+        format => json::write_document(out, format, &PruneJson { volumes: &volumes, bytes, done: !args.dry_run }),
+    })?;
     Ok(code)
 }
 
