@@ -43,6 +43,7 @@ fn a_pod_is_paused_and_resumed() {
     let g = Gantry::new();
     let pod = two_writers(&g);
     assert_eq!(g.run(&["pause", &pod]).ok().text(), pod);
+    assert_eq!(g.run(&["list", "--format={{.State}}"]).ok().text(), "paused");
     let status = g.status(&pod);
     assert_eq!((&status["phase"], &status["paused"]), (&json!("running"), &json!(true)));
     assert_eq!((&app(&status, "one")["paused"], &app(&status, "two")["paused"]), (&json!(true), &json!(true)));

@@ -296,6 +296,12 @@ fn pod_state(row: &PodRow) -> String {
     }
 }
 
+/// The first word of the pod's state in the table: a phase, paused or restarting.
+fn state_word(row: &PodRow) -> String {
+    let state = shown_state(row, 0);
+    state.split([' ', '/']).next().unwrap_or_default().to_owned()
+}
+
 fn app_state(app: &AppRow) -> Option<String> {
     match app.state {
         AppState::Waiting => None,
@@ -366,7 +372,7 @@ impl<'a> PodFields<'a> {
             each(&|app| app.name.to_string()),
             each(&|app| app.image_name.clone()),
             each(&|app| app.image_id()),
-            row.phase.name().to_string(),
+            state_word(row),
             row.apps.iter().map(status).collect::<Vec<_>>().join(", "),
             run.end.map(|end| end.exit_code.to_string()).unwrap_or_default(),
             time::relative(now, row.created),
