@@ -152,12 +152,15 @@ fn stopping_an_app_cancels_its_restart() {
 }
 
 #[test]
-fn an_app_between_attempts_gets_no_signal() {
+fn an_app_between_attempts_gets_nothing() {
     let g = Gantry::new();
     let pod = start(&g, "always", &["exit", "1"]);
     let want = ["'a' has ended and is about to be started again", "gantry stop"];
     let _ = run_during_back_off(&g, &pod, &["kill", &pod]).exits(125).stderr_contains(&want);
     let _ = run_during_back_off(&g, &pod, &["kill", "--app=a", &pod]).exits(125).stderr_contains(&want);
+    let _ = run_during_back_off(&g, &pod, &["exec", &pod, "true"]).exits(125).stderr_contains(&[want[0], "try again"]);
+    let listed = run_during_back_off(&g, &pod, &["list", "--format={{.State}}"]).ok();
+    assert_eq!(listed.text(), "restarting");
     g.run(&["stop", "--time=0", &pod]).succeeded();
     assert_eq!(g.status(&pod)["phase"], "exited");
 }

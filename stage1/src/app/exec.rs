@@ -135,7 +135,8 @@ pub(crate) fn exec(
     stdio: Vec<OwnedFd>,
 ) -> Result<PendingExec> {
     let (Some(target), Some(null)) = (&app.running, &app.null) else {
-        return Err(failure(ErrorKind::Refused, format!("app '{}' has ended", app.plan.name)));
+        let then = if app.restarts.is_pending() { " and is about to be started again: try again then" } else { "" };
+        return Err(failure(ErrorKind::Refused, format!("app '{}' has ended{then}", app.plan.name)));
     };
     let stdio = match (<[OwnedFd; 3]>::try_from(stdio), request.terminal) {
         (Ok(three), None) => Some(three),
