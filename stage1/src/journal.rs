@@ -163,12 +163,11 @@ impl Journal {
     pub(crate) fn append(&self, fact: Fact) {
         let Ok(bytes) = line(&Record { at: now(), fact }) else { return };
         let mut unwritten = self.unwritten.borrow_mut();
+        self.write_kept(&mut unwritten);
         if unwritten.is_empty() {
-            let rest = self.write(&bytes);
-            unwritten.extend_from_slice(rest);
+            unwritten.extend_from_slice(self.write(&bytes));
         } else if unwritten.len() + bytes.len() <= MAX_UNWRITTEN {
             unwritten.extend_from_slice(&bytes);
-            self.write_all_of(&mut unwritten);
         } else {
             tracing::warn!("a fact is lost, because the journal could not be written for long");
         }
@@ -182,11 +181,14 @@ impl Journal {
     /// Writes what was not written, if it is time.
     pub(crate) fn retry(&self, now: Instant) {
         if self.retry_at.get().is_some_and(|at| at <= now) {
-            self.write_all_of(&mut self.unwritten.borrow_mut());
+            self.write_kept(&mut self.unwritten.borrow_mut());
         }
     }
 
-    fn write_all_of(&self, unwritten: &mut Vec<u8>) {
+    fn write_kept(&self, unwritten: &mut Vec<u8>) {
+        if unwritten.is_empty() {
+            return;
+        }
         let rest = self.write(unwritten).len();
         unwritten.drain(..unwritten.len() - rest);
         // It is not needed again for long.
