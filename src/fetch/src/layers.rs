@@ -132,28 +132,22 @@ pub(crate) fn fetch(store: &Store, job: &Job<'_>) -> Result<Vec<SharedLayerLock>
     std::thread::scope(|scope| {
         let (send, events) = mpsc::channel();
         let (trees, (meter, due)) = (store.trees(), Meter::new());
-        let (meter, mut workers) = (Arc::new(meter), Vec::new());
-        for _ in 0..job.parallel.clamp(1, 16).min(missing.len()) {
+        let (meter, mut failure) = (Arc::new(meter), None);
+        for number in 0..job.parallel.clamp(1, 16).min(missing.len()) {
             let (trees, meter, send) = (trees.clone(), Arc::clone(&meter), send.clone());
             let (next, missing) = (&next, missing.as_slice());
             let (waiting_since, image_bytes) = (&waiting_since, &image_bytes);
             let hands = Hands { trees, meter, send, waiting_since, image_bytes };
-            workers.push(Builder::new().spawn_scoped(scope, move || work(job, &hands, next, missing)));
+            let started = Builder::new().spawn_scoped(scope, move || work(job, &hands, next, missing));
             // The limit of threads is reached: those that run take more layers each.
-            if workers.last().is_some_and(Result::is_err) {
+            if let Err(error) = started {
+                failure = (number == 0).then(|| no_thread(&error));
                 break;
             }
         }
         // Both end with the last worker.
         drop((send, meter));
         let _without_early_syncs = Builder::new().spawn_scoped(scope, move || early_sync::sync(&trees, &due));
-        let mut failure = match workers.swap_remove(0) {
-            Ok(_) => None,
-            Err(error) => {
-                let why = format!("cannot start a thread that unpacks layers: {error}");
-                Some(FetchError::refused(ErrorKind::Exhausted, why))
-            }
-        };
         // Ends when the last worker has ended. After a failure, the events are dropped, together with their locks,
         // staging directories and the reply channels of waiting workers.
         for event in events {
@@ -168,6 +162,10 @@ pub(crate) fn fetch(store: &Store, job: &Job<'_>) -> Result<Vec<SharedLayerLock>
         failure.map_or(Ok(()), Err)
     })?;
     if committer.committed == job.plans.len() { Ok(committer.kept) } else { Err(FetchError::lost_thread()) }
+}
+
+fn no_thread(error: &std::io::Error) -> FetchError {
+    FetchError::refused(ErrorKind::Exhausted, format!("cannot start a thread that unpacks layers: {error}"))
 }
 
 fn present(store: &Store, plan: &LayerPlan) -> Result<bool, FetchError> {
