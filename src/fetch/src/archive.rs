@@ -22,7 +22,7 @@ use crate::source::{Source, SourceError};
 use crate::unpack::UnpackError;
 use crate::unpack::entries::{ArchiveEnd, Entries, EntryKind, Stream};
 use crate::unpack::header::{BLOCK, check_sum};
-use crate::unpack::inflate::{Compression, Inflater, compressor};
+use crate::unpack::inflate::{Compression, Inflater, explain_no_archive};
 use crate::unpack::names::MAX_PATH;
 use files::Files;
 
@@ -172,15 +172,14 @@ fn spool(stream: &mut dyn Read, place: &str, tmp: &Path, caps: &Caps) -> Result<
 
 /// Checks that an archive begins with a header, by the header's checksum (tar(5)).
 fn check_head(archive: &[u8], place: &str) -> Result<(), SourceError> {
-    let packed = |by| format!("it is compressed with {by}: decompress it first: '{by} -dc FILE | gantry image load'");
-    let why = match compressor(archive) {
-        // A file's name may begin as a compressed stream does.
-        _ if archive.first_chunk().is_some_and(|header| check_sum(header).is_ok()) => return Ok(()),
-        _ if archive.is_empty() => "it is empty".to_owned(),
-        Some(by) => packed(by),
-        None => "it is not a tar archive".to_owned(),
-    };
-    Err(SourceError::Invalid { what: place.to_owned(), why })
+    // First: a file's name may begin as a compressed stream does.
+    match archive.first_chunk().is_some_and(|header| check_sum(header).is_ok()) {
+        true => Ok(()),
+        false => {
+            let why = explain_no_archive(archive, "gantry image load");
+            Err(SourceError::Invalid { what: place.to_owned(), why })
+        }
+    }
 }
 
 fn converted(error: UnpackError, place: &str) -> SourceError {

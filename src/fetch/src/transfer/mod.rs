@@ -28,7 +28,7 @@ pub use pack::{PackOptions, Packed, Source, pack};
 use crate::unpack::UnpackError;
 use crate::unpack::entries::Stream;
 use crate::unpack::header::{BLOCK, check_sum};
-use crate::unpack::inflate::compressor;
+use crate::unpack::inflate::explain_no_archive;
 
 /// The archive in errors.
 const ARCHIVE: &str = "the archive";
@@ -175,14 +175,10 @@ impl<'a> ArchiveStream<'a> {
         }
         let head = &self.buffer[..self.end];
         let is_header = |block: &[u8; BLOCK]| *block == [0; BLOCK] || check_sum(block).is_ok();
-        let why = match compressor(head) {
-            _ if head.first_chunk().is_some_and(is_header) => return Ok(()),
-            _ if head.is_empty() => "it is empty".to_owned(),
-            Some(by) => {
-                format!("it is compressed with {by}: decompress it first: '{by} -dc FILE | gantry cp - POD:DIRECTORY'")
-            }
-            None => "it is not a tar archive".to_owned(),
-        };
+        if head.first_chunk().is_some_and(is_header) {
+            return Ok(());
+        }
+        let why = explain_no_archive(head, "gantry cp - POD:DIRECTORY");
         Err(TransferError::invalid_archive(ErrorKind::Invalid, why))
     }
 }

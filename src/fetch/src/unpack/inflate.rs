@@ -117,8 +117,17 @@ fn detected(head: &[u8]) -> Compression {
     }
 }
 
+/// Why a stream that begins with these bytes is no tar archive. `reader` is the command that reads it from its input.
+pub(crate) fn explain_no_archive(head: &[u8], reader: &str) -> String {
+    match compressor(head) {
+        _ if head.is_empty() => "it is empty".to_owned(),
+        Some(by) => format!("it is compressed with {by}: decompress it first: '{by} -dc FILE | {reader}'"),
+        None => "it is not a tar archive".to_owned(),
+    }
+}
+
 /// The program that compressed a stream which begins with these bytes.
-pub(crate) fn compressor(head: &[u8]) -> Option<&'static str> {
+fn compressor(head: &[u8]) -> Option<&'static str> {
     match (detected(head), head) {
         (Compression::Gzip, _) => Some("gzip"),
         (Compression::Zstd, _) => Some("zstd"),
