@@ -102,11 +102,7 @@ pub(crate) enum CliError {
 impl Kind for CliError {
     fn kind(&self) -> ErrorKind {
         match self {
-            Self::Io { source, .. } => match ErrorKind::of_io(source) {
-                // Exit code 1 says that a pod, app or image does not exist, not that a file of the caller does not.
-                ErrorKind::NotFound => ErrorKind::Invalid,
-                kind => kind,
-            },
+            Self::Io { source, .. } => ErrorKind::of_named_file(source),
             Self::NotText(_)
             | Self::Usage(_)
             | Self::NoVolumeSource(_)

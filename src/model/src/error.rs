@@ -130,6 +130,16 @@ impl ErrorKind {
             _ => Self::Internal,
         }
     }
+
+    /// As [`Self::of_io`], for a file that the caller has named: if it does not exist, the request is invalid.
+    /// [`Self::NotFound`] says that a pod, app or image does not exist.
+    #[must_use]
+    pub fn of_named_file(error: &std::io::Error) -> Self {
+        match Self::of_io(error) {
+            Self::NotFound => Self::Invalid,
+            kind => kind,
+        }
+    }
 }
 
 impl Serialize for ErrorKind {

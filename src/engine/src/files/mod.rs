@@ -11,16 +11,11 @@ use gantry_model::{ErrorKind, Kind};
 
 use crate::EngineError;
 
-/// An operation on a file of an app or of the host that failed. A missing file is not a missing pod or app, which
-/// [`ErrorKind::NotFound`] tells of.
+/// An operation on a file of an app or of the host that failed.
 fn failed(doing: &str, path: &str, error: impl Into<std::io::Error>) -> EngineError {
     let error = error.into();
     let text = format!("cannot {doing} '{}'", gantry_model::id::shown(path));
-    let kind = match ErrorKind::of_io(&error) {
-        ErrorKind::NotFound => ErrorKind::Invalid,
-        kind => kind,
-    };
-    EngineError::new(kind, text).caused_by(error)
+    EngineError::new(ErrorKind::of_named_file(&error), text).caused_by(error)
 }
 
 fn refused(text: impl Into<String>) -> EngineError {

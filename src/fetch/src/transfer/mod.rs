@@ -56,12 +56,7 @@ impl TransferError {
 
     fn of_archive(doing: &'static str, source: impl Into<io::Error>) -> Self {
         let source = source.into();
-        // A file that does not exist is not a missing pod or app.
-        let kind = match ErrorKind::of_io(&source) {
-            ErrorKind::NotFound => ErrorKind::Invalid,
-            kind => kind,
-        };
-        Self { kind, doing, what: ARCHIVE.to_owned(), source: Box::new(source) }
+        Self { kind: ErrorKind::of_named_file(&source), doing, what: ARCHIVE.to_owned(), source: Box::new(source) }
     }
 
     /// The archive cannot be read.
