@@ -270,6 +270,20 @@ fn rm(context: &Context, args: &Rm) -> Result<ExitStatus, Failure> {
     }))
 }
 
+/// Prints the volumes that no pod mounts, or why there are none.
+fn show_unused(engine: &Engine, unused: &[VolumeRow], what: &str) -> Result<(), Failure> {
+    if unused.is_empty() {
+        let has_none = engine.volumes()?.is_empty();
+        let why = if has_none { "there are no volumes" } else { "every volume is mounted by a pod" };
+        return json::to_stdout(|out| writeln!(out, "{why}"));
+    }
+    json::to_stdout(|out| {
+        writeln!(out, "{what} that no pod mounts:")?;
+        table(out, unused, false, true, gantry_engine::now())?;
+        out.flush()
+    })
+}
+
 /// Lists all volumes to be removed before removing the first.
 fn prune(context: &Context, args: &Prune) -> Result<ExitStatus, Failure> {
     let engine = context.open("volume prune")?;
@@ -279,21 +293,11 @@ fn prune(context: &Context, args: &Prune) -> Result<ExitStatus, Failure> {
     }
     let unused = engine.volumes_unused()?;
     let is_table = args.output.format == OutputFormat::Table;
-    if is_table && unused.is_empty() {
-        let why =
-            if engine.volumes()?.is_empty() { "there are no volumes" } else { "every volume is mounted by a pod" };
-        json::to_stdout(|out| writeln!(out, "{why}"))?;
-        return Ok(ExitStatus::OK);
-    }
     if is_table {
-        json::to_stdout(|out| {
-            writeln!(out, "{} that no pod mounts:", if asks || args.dry_run { "volumes" } else { "removing volumes" })?;
-            table(out, &unused, false, true, gantry_engine::now())?;
-            out.flush()
-        })?;
-    }
-    if is_table && args.dry_run {
-        return Ok(ExitStatus::OK);
+        show_unused(&engine, &unused, if asks || args.dry_run { "volumes" } else { "removing volumes" })?;
+        if args.dry_run || unused.is_empty() {
+            return Ok(ExitStatus::OK);
+        }
     }
     let names: Vec<_> = unused.into_iter().map(|row| row.name).collect();
     // JSON lists the volumes only once they are removed.

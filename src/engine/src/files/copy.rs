@@ -199,9 +199,9 @@ impl Side<'_> {
             };
             let inspect = |error| failed("inspect", &path.to_string_lossy(), error);
             let stat = rustix::fs::fstat(&file).map_err(inspect)?;
-            let is_descriptor =
-                matches!(self, Self::Host) && kind(&stat) == FileType::Symlink && is_descriptor(&file, &path);
-            if is_descriptor || kind(&stat) != FileType::Symlink {
+            let is_link = kind(&stat) == FileType::Symlink;
+            let is_descriptor = is_link && matches!(self, Self::Host) && leads_to_open_file(&file, &path);
+            if is_descriptor || !is_link {
                 return Ok(Resolved { path, stat: Some(stat), is_descriptor });
             }
             let target = rustix::fs::readlinkat(&file, c"", Vec::new()).map_err(inspect)?;
@@ -242,7 +242,7 @@ fn absolute(path: &Path) -> Result<PathBuf, EngineError> {
 }
 
 /// Whether this symbolic link of the host is one of proc, and leads to anything but a directory.
-fn is_descriptor(link: &OwnedFd, path: &Path) -> bool {
+fn leads_to_open_file(link: &OwnedFd, path: &Path) -> bool {
     let is_of_proc = kernel_file_system(link).is_ok_and(|system| system == Some("proc"));
     is_of_proc && !rustix::fs::stat(path).is_ok_and(|stat| kind(&stat) == FileType::Directory)
 }
@@ -296,14 +296,14 @@ fn find_target(
     }
     let must_be_directory = text.ends_with(b"/") || text.ends_with(b"/.");
     // Without a slash at the end, which would make the kernel follow a link.
-    let Resolved { path: resolved, stat, is_descriptor } = side.resolve(&path.components().collect::<PathBuf>())?;
-    if is_descriptor {
+    let target = side.resolve(&path.components().collect::<PathBuf>())?;
+    if target.is_descriptor {
         let path = shown(path);
         return Err(refused(format!(
             "'{path}' is an open file of a process; '-' writes an archive to standard output"
         )));
     }
-    let path = resolved;
+    let Resolved { path, stat, .. } = target;
     let source_is_directory = kind(&from.stat) == FileType::Directory;
     let refuse = |why: &str| Err(refused(format!("'{}' {why}", shown(&path))));
     match stat.map(|stat| kind(&stat)) {

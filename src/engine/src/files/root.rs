@@ -202,9 +202,7 @@ impl Engine {
 }
 
 fn no_directory(id: PodId) -> EngineError {
-    refused(format!(
-        "pod {id} has no directory, which has its files: put it back, or remove the pod with 'gantry rm {id}'"
-    ))
+    refused(format!("pod {id} has no directory, and so no files: put it back, or remove the pod with 'gantry rm {id}'"))
 }
 
 /// Refuses a pod whose apps use the host's files.
